@@ -19,13 +19,16 @@ setup(
     packages=[
         # by name: what else lies here (tests, benchmarks, clients/, var/) is no part of the program
         *find_packages(include=["backend*", "feedback*", "rl*"]),
-        "packed_forward",  # a distribution of its own too, for those who want nothing else of this
+        # distributions of their own too, for those who want nothing else of this
+        "packed_forward",
+        "ratchet_client",
         "backend.templates",
         "backend.static",
         "backend.docs",
     ],
     package_dir={
         "packed_forward": "packed/src/packed_forward",
+        "ratchet_client": "clients/python/src/ratchet_client",
         "backend.templates": "templates",
         "backend.static": "static",
         "backend.docs": "docs",
@@ -38,6 +41,7 @@ setup(
         ],  # packages with a page of their own; of docs/ the pages, which the glossary's page reads
         "backend.templates": ["**/*"],
         "backend.static": ["**/*"],
+        "ratchet_client": ["py.typed"],
         "rl": ["bundled_model/*", "bundled_tasks/**/*"],
     },
     # messages name pages of the documentation

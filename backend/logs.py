@@ -1,4 +1,4 @@
-"""Logging: outages once per interval, standing problems once, and lines without secrets."""
+"""Logging: outages once per interval, and lines without secrets."""
 
 from __future__ import annotations
 
@@ -37,35 +37,6 @@ class OutageLog:
     def reset(self) -> None:
         """Log the next outage at once (for tests)."""
         self._last, self._untold = float("-inf"), 0
-
-
-class ProblemLog:
-    """Logs each kind of problem once, then at debug level until it is resolved."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        self._logger = logger
-        self._standing: set[str] = set()
-        self._lock = threading.Lock()
-
-    def report(self, kind: str, message: str, error: BaseException | None = None) -> None:
-        """Log a problem with the traceback of `error`; at debug level if this kind was logged already."""
-        with self._lock:
-            known = kind in self._standing
-            self._standing.add(kind)
-        text = f"{message} (logged once; repetitions are at debug level)"
-        self._logger.log(logging.DEBUG if known else logging.ERROR, text, exc_info=error)
-
-    def resolve(self, kind: str, message: str) -> None:
-        """Log that a problem is over, if it was reported; the next one of its kind is logged again."""
-        with self._lock:
-            if kind not in self._standing:
-                return
-            self._standing.discard(kind)
-        self._logger.info(message)
-
-    def after_fork(self) -> None:
-        """Replace the lock, which a thread of the parent process may hold."""
-        self._lock = threading.Lock()
 
 
 PLACEHOLDER = "[hidden]"

@@ -40,7 +40,7 @@ COMPLETION = (
     Step("The request is parsed", "rl.serving.chat_request", "a ChatRequest, or a 400 at once"),
     Step("A policy is chosen", "rl.serving.routing", "agent, arm, policy, fallbacks"),
     Step("A backend answers", "rl.serving.fallback", "text, tokens, probability"),
-    Step("The decision is journaled", "feedback.recording.journal", "a line in a file, before the answer"),
+    Step("The decision is journaled", "ratchet_client.outbox", "a row in a file, before the answer"),
     Step("The app gets the answer", "rl.api.gateway", "its id is the decision's"),
     Step("The decision is stored", "feedback.recording.recorder", "Decision rows, in batches"),
     Step("A rating of it arrives", "feedback.services", "the way of a thumb begins"),

@@ -30,7 +30,7 @@ from feedback.cache import CostAwareCache
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.storage.agent_names import prompt_hash as prompt_hash
-from feedback.storage.sql import IDS
+from feedback.storage.sql import chunks
 
 
 def ratings_standing(agent: str | None = None, *, of_withdrawn: bool = False) -> QuerySet[Rating]:
@@ -92,8 +92,8 @@ def app_answers(
     """
     rows = decisions_of(agent).order_by("-created_at", "-id")
     if prompt_hashes is not None:
-        for start in range(0, len(prompt_hashes), IDS):
-            yield from _app_answers(rows.filter(prompt_hash__in=prompt_hashes[start : start + IDS]))
+        for chunk in chunks(prompt_hashes):
+            yield from _app_answers(rows.filter(prompt_hash__in=chunk))
     else:
         yield from _app_answers(rows[:newest])
 
@@ -101,8 +101,8 @@ def app_answers(
 def policy_answers(agent: str, policy: str, prompt_hashes: Sequence[str]) -> Iterator[AppAnswer]:
     """A policy's answers to certain prompts, newest first."""
     rows = decisions_of(agent).filter(policy=policy).order_by("-created_at", "-id")
-    for start in range(0, len(prompt_hashes), IDS):
-        some = rows.filter(prompt_hash__in=prompt_hashes[start : start + IDS])
+    for chunk in chunks(prompt_hashes):
+        some = rows.filter(prompt_hash__in=chunk)
         yield from map(AppAnswer._make, some.values_list("prompt_hash", "policy", "response"))
 
 
@@ -115,10 +115,9 @@ def _app_answers(rows: QuerySet[Decision]) -> Iterator[AppAnswer]:
     ]
     imported = [row[0] for row in found if row[1] is not None]
     compared: set[uuid.UUID] = set()
-    for start in range(0, len(imported), IDS):
-        some = imported[start : start + IDS]
+    for chunk in chunks(imported):
         for side in ("left", "right"):
-            pairs = Comparison.objects.filter(import_batch__isnull=False, **{f"{side}__in": some}).order_by()
+            pairs = Comparison.objects.filter(import_batch__isnull=False, **{f"{side}__in": chunk}).order_by()
             compared |= set(pairs.values_list(f"{side}_id", flat=True))
     yield from (AppAnswer(*row[4:]) for row in found if row[0] not in compared)
 
@@ -377,8 +376,8 @@ def verdict_stands(decision: str = "pk") -> Exists:
 
 def responses_without_verdict(ids: Sequence[uuid.UUID]) -> Iterator[ResponseFact]:
     """The decisions without a standing thumb, stars or score."""
-    for start in range(0, len(ids), IDS):
-        rows = Decision.objects.filter(~verdict_stands(), pk__in=ids[start : start + IDS], withdrawal=None)
+    for chunk in chunks(ids):
+        rows = Decision.objects.filter(~verdict_stands(), pk__in=chunk, withdrawal=None)
         yield from _responses(rows.order_by("pk"))
 
 
@@ -424,8 +423,8 @@ def decision_prompts(agent: str) -> Iterator[DecisionPrompt]:
 
 def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:
     """Prompts and states of these decisions, in no particular order."""
-    for start in range(0, len(ids), IDS):
-        rows = Decision.objects.filter(pk__in=ids[start : start + IDS]).order_by()
+    for chunk in chunks(ids):
+        rows = Decision.objects.filter(pk__in=chunk).order_by()
         yield from map(
             PromptFact._make,
             rows.values_list(
@@ -437,8 +436,7 @@ def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:
 def raters_by_prompt(agent: str, prompt_hashes: Sequence[str]) -> dict[str, set[str]]:
     """Prompt hash -> raters with a standing rating or comparison of its responses."""
     found: dict[str, set[str]] = {}
-    for start in range(0, len(prompt_hashes), IDS):
-        chunk = list(prompt_hashes[start : start + IDS])
+    for chunk in chunks(prompt_hashes):
         ratings = ratings_standing(agent).filter(decision__prompt_hash__in=chunk).order_by()
         comparisons = comparisons_standing(agent).filter(left__prompt_hash__in=chunk).order_by()
         for prompt, rater in (
@@ -477,8 +475,7 @@ def policy_verdicts(
 def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> set[str]:
     """Prompt hashes of the `newest` of these ratings, comparisons, outcomes and decisions."""
     dated_prompts: list[tuple[datetime, str]] = []
-    for start in range(0, len(ids), IDS):
-        chunk = list(ids[start : start + IDS])
+    for chunk in chunks(ids):
         ratings = Rating.objects.filter(pk__in=chunk).order_by()
         comparisons = Comparison.objects.filter(pk__in=chunk).order_by()
         dated_prompts += ratings.values_list("created_at", "decision__prompt_hash")

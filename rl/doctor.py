@@ -23,8 +23,7 @@ from backend.disks import disk_state
 from backend.installation import PROGRAM
 from backend.plugins import plugin_faults
 from feedback.models import Decision
-from feedback.recording.outbox import Outbox
-from feedback.recording.recorder import spool_folder
+from feedback.recording.recorder import outbox_of, spool_folder
 from rl.models import Artifact, Policy, RewardModelVersion, TrainingRun
 
 WRONG, REMARK = "wrong", "remark"
@@ -291,18 +290,21 @@ def spool_faults() -> Findings:
     folder = spool_folder()
     if not folder.is_dir():
         return
-    spool = Outbox(folder)
-    if spool.pending_days():
+    spool = outbox_of(folder)
+    if spool.pending_count():
         yield Diagnosis(
-            "spool", REMARK, f"decisions in the outbox {folder} are not in the database yet",
+            "spool",
+            REMARK,
+            f"decisions in the outbox {folder} are not in the database yet",
             f"they are replayed by {PROGRAM} serve or {PROGRAM} online_learner tick",
-        )  # fmt: skip
-    refused = sum(1 for _ in folder.glob("*.refused.jsonl"))
-    if refused:
+        )
+    if refused := len(spool.refused()):
         yield Diagnosis(
-            "spool", REMARK, f"{refused} files *.refused.jsonl in {folder} hold decisions that the database refused",
-            "each line has its reason; files that you do not need can be deleted",
-        )  # fmt: skip
+            "spool",
+            REMARK,
+            f"{refused} decisions in {spool.path} were refused by the database",
+            "the column `refused` has the reasons; rows that you do not need can be deleted",
+        )
 
 
 OF_THE_DATABASE: tuple[Callable[[], Findings], ...] = (

@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 
 from backend.backups import archive, databases
 from backend.backups.archive import MANIFEST, BackupRefused, verify
-from feedback.recording.outbox import Outbox
+from feedback.recording.recorder import journal_of, outbox_of
 from tests.support.postgres import fresh_database, postgres_url  # noqa: F401
 from tests.support.vanishing_folder import vanishes_when_listed
 
@@ -128,30 +128,25 @@ def test_a_decision_on_its_way_is_in_the_backup(
     lite: Path, ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between copying the spool and the database what waits is recorded: in the copied spool it waits still."""
-    spool = Outbox(ratchet_home / "spool/decisions")
-    spool.put({"kind": "decision", "body": {"id": "1"}})
-    (day,) = spool.days()
+    folder = ratchet_home / "spool/decisions"
+    journal, spool = journal_of(folder), outbox_of(folder)
+    journal.put({"kind": "decision", "body": {"id": "1"}}, key="1")
+    assert [path.name for path in archive._spool_files(ratchet_home)] == ["journal.sqlite3"]
+    spool.put({"kind": "decision", "body": {"id": "2"}})
     before = archive.database_copy
 
     def sent_meanwhile(folder: Path) -> Any:
-        progress = spool.progress(day)
-        progress.position = day.stat().st_size
-        spool.progress_save(day, progress)
+        journal.remove(["1"])
+        spool.settle([1])
         return before(folder)
 
     monkeypatch.setattr(archive, "database_copy", sent_meanwhile)
     archive.backup(tmp_path / "b")
-    assert not spool.pending_days()
-    copied = Outbox(tmp_path / "b/home/spool/decisions")
-    assert len(copied.pending_days()) == 1
-
-
-def test_journals_are_copied_before_progress_and_that_before_the_spool(ratchet_home: Path) -> None:
-    for name in ("2026-01-01.jsonl", "2026-01-01.progress.json", "abc.journal", "2026-01-01.refused.jsonl"):
-        write(ratchet_home, f"spool/decisions/{name}")
-    names = [path.name for path in archive._spool_files(ratchet_home)]
-    assert names[:2] == ["abc.journal", "2026-01-01.progress.json"]
-    assert len(names) == 4
+    assert journal.pending_count() == spool.pending_count() == 0
+    copied = tmp_path / "b/home/spool/decisions"
+    assert [path.name for path in sorted(copied.iterdir())] == ["journal.sqlite3", "outbox.sqlite3"]
+    found = journal_of(copied).pending() + outbox_of(copied).pending()
+    assert [record.body["body"]["id"] for record in found] == ["1", "2"]
 
 
 @pytest.mark.parametrize(

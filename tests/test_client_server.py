@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
 import uuid
@@ -122,20 +121,18 @@ def test_traces_of_checkpoints_are_stored_once(tmp_path: Path) -> None:
 
 
 ALIAS = """
-import sys
+import json, sys
 sys.path.insert(0, sys.argv[1])
-before = list(sys.path)
 from feedback.collector import (
     CheckpointLoader, CheckpointRefused, CollectorStatus, Hook, Span, Trace, TraceCollector, hook_into_agent,
     records_decision, records_tool, redact_keys,
 )
 import ratchet_client
 assert ratchet_client.TraceCollector is TraceCollector
-assert sys.path == before
 collector = TraceCollector("support-bot", None, None, sys.argv[2])
 collector.decision("Where?", "There")
-(day,) = collector.outbox.days()
-print(day.read_text())
+(record,) = collector.outbox.pending()
+print(json.dumps(record.body))
 """
 
 
@@ -154,11 +151,3 @@ def test_the_alias_works_from_a_checkout_where_nothing_is_installed(tmp_path: Pa
     assert process.returncode == 0, process.stderr
     (step,) = json.loads(process.stdout)["body"]["steps"]
     assert (step["messages"], step["response"]) == ([{"role": "user", "content": "Where?"}], "There")
-
-
-def test_the_alias_without_the_package_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "feedback").mkdir()
-    shutil.copy(ROOT / "feedback" / "collector.py", tmp_path / "feedback")
-    process = alias(tmp_path, tmp_path)
-    assert process.returncode == 1
-    assert "pip install the folder clients/python" in process.stderr.splitlines()[-1]

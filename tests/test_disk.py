@@ -197,11 +197,11 @@ def test_by_default_an_answer_that_cannot_be_recorded_is_given_and_says_so(
     decided = api.post("/api/decide/", {"agent": "support-bot", "messages": "hello"})
     assert (decided.status_code, decided["X-Ratchet-Recorded"]) == (201, "no")
     assert told == ["recording_impossible"]
-    assert (Decision.objects.count(), recorder.outbox.pending_count) == (0, 3)
+    assert (Decision.objects.count(), recorder.outbox.waiting) == (0, 3)
     # the database is back before the disk is: what waits in memory goes straight there
     database.away, recorder._down_until = False, 0.0
     recorder.replay()
-    assert (Decision.objects.count(), recorder.outbox.pending_count) == (3, 0)
+    assert (Decision.objects.count(), recorder.outbox.waiting) == (3, 0)
 
 
 def test_with_refuse_no_answer_is_given_and_nothing_is_recorded_later(
@@ -229,7 +229,7 @@ def test_with_refuse_no_answer_is_given_and_nothing_is_recorded_later(
     small_disk.free()
     database.away, recorder._down_until = False, 0.0
     recorder.replay()
-    assert (Decision.objects.count(), recorder.outbox.pending_count) == (0, 0)
+    assert (Decision.objects.count(), recorder.outbox.waiting) == (0, 0)
 
 
 def test_an_unrecorded_decision_that_is_not_held_lies_nowhere(
@@ -244,9 +244,9 @@ def test_an_unrecorded_decision_that_is_not_held_lies_nowhere(
     small_disk.fill()
     database.away = True
     assert recorder.note(facts, hold=False) is Storage.MEMORY
-    assert (recorder.outbox.pending_count, recorder.outbox.lost) == (0, 0)
+    assert (recorder.outbox.waiting, recorder.outbox.lost) == (0, 0)
     assert recorder.note(facts) is Storage.MEMORY
-    assert recorder.outbox.pending_count == 1
+    assert recorder.outbox.waiting == 1
 
 
 # --- Health -------------------------------------------------------------------------------------------------

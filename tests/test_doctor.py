@@ -20,7 +20,7 @@ from django_q.models import OrmQ
 
 from backend.disks import DiskState
 from feedback.models import Decision
-from feedback.recording.outbox import Outbox
+from feedback.recording.recorder import outbox_of
 from feedback.services import decision_record
 from rl import doctor
 from rl.doctor import Diagnosis, diagnosis
@@ -162,7 +162,7 @@ def test_llama_cpp_that_is_not_there(sound: Any, settings: Any, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_decisions_that_wait_in_the_spool_are_a_remark(sound: Any, ratchet_home: Path) -> None:
-    Outbox(ratchet_home / "spool/decisions").put({"kind": "decision", "body": {"id": "1"}})
+    outbox_of(ratchet_home / "spool/decisions").put({"kind": "decision", "body": {"id": "1"}})
     assert parts(sound()) == [("spool", "remark")]
 
 

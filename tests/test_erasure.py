@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from datetime import timedelta
 from pathlib import Path
@@ -24,8 +23,7 @@ from feedback.erasure.places import files_erase
 from feedback.erasure.service import UnitUnknown, unit_forget
 from feedback.models import Comparison, Decision, ImportBatch, ProblemRow, Tombstone, Withdrawal
 from feedback.recording.ingest import decisions_ingest
-from feedback.recording.outbox import Outbox
-from feedback.recording.recorder import Recorder, spool_folder
+from feedback.recording.recorder import Recorder, outbox_of, spool_folder
 from feedback.recording.traces import trace_record
 from feedback.services import decision_record, outcome_record, rating_submit
 from feedback.storage import tombstones
@@ -129,9 +127,9 @@ def copies(home: Path, own: Decision) -> Snapshot:
     return snapshot
 
 
-def spooled(own: Decision) -> Outbox:
-    """The server's spool after a database that was away: sent, refused, and records of others."""
-    spool = Outbox(spool_folder())
+def spooled(own: Decision) -> None:
+    """The server's outbox after a database that was away: refused, waiting, and records of others."""
+    spool = outbox_of(spool_folder())
     at = (timezone.now() - timedelta(hours=1)).isoformat()
     body = {
         "agent": "helper",
@@ -152,7 +150,7 @@ def spooled(own: Decision) -> Outbox:
     spool.put({"kind": "decision", "body": other})
     spool.put({"kind": "decision", "body": {**body, "id": str(uuid.uuid4()), "propensity": 7}})
     assert Recorder(spool_folder).replay() == 5
-    return spool
+    spool.put({"kind": "decision", "body": {**body, "id": str(uuid.uuid4())}})
 
 
 def found_in(folder: Path, *words: str) -> list[str]:
@@ -165,8 +163,7 @@ def found_in(folder: Path, *words: str) -> list[str]:
 def test_no_copy_is_left_anywhere_and_none_returns(ratchet_home: Path, tmp_path: Path) -> None:
     own, _ = world()
     snapshot = copies(ratchet_home, own)
-    spool = spooled(own)
-    (day,) = spool.days()
+    spooled(own)
     database = Path(connection.settings_dict["NAME"]) if connection.vendor == "sqlite" else None
     exported = tmp_path / "exported.jsonl"
     row = {
@@ -187,7 +184,7 @@ def test_no_copy_is_left_anywhere_and_none_returns(ratchet_home: Path, tmp_path:
         "training runs", "spool records", "refused rows of imports", "import batches", "files in runs/",
         "files in cache/", "files in uploads/", "caches of tokens", "snapshot files of no run",
     }  # fmt: skip
-    assert done.places["spool records"] == 5  # three sent, one refused in both files
+    assert done.places["spool records"] == 2  # one refused, one that waits
     assert done.not_compacted == ""
     assert found_in(ratchet_home, SECRET, UNIT) == []
     if database is not None:
@@ -204,9 +201,9 @@ def test_no_copy_is_left_anywhere_and_none_returns(ratchet_home: Path, tmp_path:
     assert evaluation.evidence["answers"][0]["answer"] == REDACTION
     assert not GoldenCase.objects.get().active
     assert "step 1" in (ratchet_home / "runs" / str(TrainingRun.objects.get().pk) / "worker.log").read_text()
-    # and no way leads back: a lost progress file, an import, a retry
-    day.with_name(f"{day.stem}.progress.json").unlink()
-    Recorder(spool_folder).replay()
+    # and no way leads back: the memory of a process, an import, a retry
+    outbox_of(spool_folder()).put({"kind": "decision", "body": {**row, "unit": UNIT}})
+    assert Recorder(spool_folder).replay() == 1
     assert Decision.objects.count() == before
     report = file_import(exported)
     assert (report.decisions, report.skipped_because) == (0, {"erased here before: not brought back": 1})
@@ -379,24 +376,10 @@ def test_a_file_keeps_its_length_where_it_is_no_json() -> None:
 
 @pytest.mark.django_db
 def test_a_unit_that_is_in_the_spool_alone_is_erased_there() -> None:
-    spool = Outbox(spool_folder())
+    spool = outbox_of(spool_folder())
     spool.put({"kind": "decision", "body": {"unit": UNIT, "response": "only here, nowhere else"}})
     assert unit_forget(UNIT, dry_run=True).places == {"spool records": 1}
     assert unit_forget(UNIT).places == {"spool records": 1}
-    assert "only here" not in spool.days()[0].read_text()
+    assert found_in(spool.folder, "only here") == []
     with pytest.raises(UnitUnknown):
         unit_forget(UNIT)
-
-
-def test_the_others_of_a_spool_are_read_where_they_were(tmp_path: Path, caplog: Any) -> None:
-    caplog.set_level(logging.CRITICAL)
-    spool = Outbox(tmp_path / "spool")
-    for name in ("a", "b", "c"):
-        spool.put({"body": {"unit": name}})
-    (day,) = spool.days()
-    positions = [record.start for record in spool.records(day, 0)]
-    assert spool.blank(lambda record: record["body"]["unit"] == "b") == 1
-    records = list(spool.records(day, 0))
-    assert [record.start for record in records] == positions
-    assert [record.body for record in records] == [{"body": {"unit": "a"}}, None, {"body": {"unit": "c"}}]
-    assert spool.blank(lambda record: record["body"]["unit"] == "b") == 0

@@ -133,26 +133,6 @@ def test_what_nobody_came_back_for_is_removed(operator: Client, ratchet_home: Pa
     assert len(list((ratchet_home / "uploads").iterdir())) == 1
 
 
-PATHS = [
-    "/import/",
-    "/import/do/",
-    "/export/",
-    "/export/file/",
-    "/imports/",
-    "/imports/1/",
-    "/imports/1/undo/",
-]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_only_operators_open_these_pages(path: str) -> None:
-    posted = path.endswith(("do/",))
-    ask = Client().post if posted else Client().get
-    assert ask(path).status_code == 302
-    rater = client_of("rater")
-    assert (rater.post(path) if posted else rater.get(path)).status_code == 403
-
-
 # --- Which column holds what ------------------------------------------------------------------------------
 
 TABLE = {"subject": "What is late?", "text": "The parcel.", "mark": "4", "who": "ann"}

@@ -54,8 +54,7 @@ def spooled(count: int) -> list[str]:
     found: list[str] = []
     while len(found) < count and time.monotonic() < deadline:
         time.sleep(0.05)
-        days = recorder.outbox.days()
-        found = [json.loads(line)["body"]["id"] for day in days for line in day.read_text().splitlines()]
+        found = [record.body["body"]["id"] for record in recorder.outbox.pending()]
     return found
 
 

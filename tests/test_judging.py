@@ -128,7 +128,7 @@ def test_a_judgement_is_taken_back() -> None:
 def test_withdrawn_and_forgotten_decisions_are_not_shown() -> None:
     judging = round_of(3)
     first, second, third = judging.pairs.all()
-    decisions_withdraw(WithdrawalSelection(ids=(first.decision,)), actor="ada")
+    decisions_withdraw(WithdrawalSelection(ids=[first.decision]), actor="ada")
     decisions_forget([second.decision])
     shown = pair_next(judging, "ada")
     assert shown is not None

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 
 from feedback.explorer.search import DecisionFilter
@@ -259,12 +258,3 @@ def test_what_cannot_be_stored_is_refused_with_a_reason(rater: Client, broken: d
     assert answered.status_code == 400
     assert re.search(r'<p class="fault" role="alert">[^<]{10,}', answered.text)
     assert not Comparison.objects.exists()
-
-
-def test_who_may_not_rate_is_shown_nothing() -> None:
-    client = Client()
-    assert client.get("/rate/pairs/").status_code == 302
-    client.force_login(User.objects.create_user("nobody"))
-    assert client.get("/rate/pairs/").status_code == 403
-    assert client.post("/rate/pairs/undo/").status_code == 403
-    assert client.post("/rate/pairs/skip/").status_code == 403

@@ -16,7 +16,6 @@ from django.contrib.auth.models import User
 from django.contrib.auth.tokens import default_token_generator
 from django.core.management import CommandError, call_command
 from django.test import Client
-from django.urls import URLPattern, URLResolver, get_resolver
 
 from feedback.accounts import sign_in
 from feedback.accounts.sign_in import PeopleRefused, signin_link, signin_link_check, signin_link_redeem
@@ -152,60 +151,6 @@ def test_signing_in_by_password(client: Client) -> None:
     right = client.post("/accounts/login/?next=/runs/", {"username": "ada", "password": "correct horse"})
     assert (right.status_code, right["Location"]) == (302, "/runs/")
     assert client.get("/accounts/login/").status_code == 302
-
-
-# --- No page without ----------------------------------------------------------------------------------------
-
-OPEN = {"login", "logout", "signin-link"}
-"""Pages of people who are not signed in yet."""
-GUARDED_OTHERWISE = {"/admin/", "/api/", "/v1/", "/healthz", "/readyz", "/metrics"}
-"""The admin asks for staff, the API for keys; each has tests of its own."""
-
-
-def pages(patterns: list[URLPattern | URLResolver], before: str = "/") -> list[str]:
-    found = []
-    for pattern in patterns:
-        here = before + str(pattern.pattern).removeprefix("^")
-        if any(here.startswith(prefix) for prefix in GUARDED_OTHERWISE):
-            continue
-        if isinstance(pattern, URLResolver):
-            found += pages(pattern.url_patterns, here)
-        elif pattern.name not in OPEN:
-            address = here
-            for name, converter in pattern.pattern.converters.items():
-                kind = type(converter).__name__.removesuffix("Converter").lower()
-                value = {"int": "1", "uuid": "0d9e1b52-6f2e-4d4d-9c07-0d8a6c4b2e11"}.get(kind, "x")
-                address = address.replace(f"<{kind}:{name}>", value).replace(f"<{name}>", value)
-            found.append(address)
-    return found
-
-
-@pytest.mark.parametrize("address", pages(get_resolver().url_patterns))
-@pytest.mark.parametrize("method", ["get", "post"])
-def test_no_page_without_signing_in(client: Client, address: str, method: str) -> None:
-    answer = getattr(client, method)(address)
-    assert answer.status_code == 302
-    assert answer["Location"].startswith("/accounts/login/?next=")
-
-
-@pytest.mark.parametrize("address", pages(get_resolver().url_patterns))
-def test_no_page_without_a_role(client: Client, address: str) -> None:
-    client.force_login(User.objects.create_user("nobody"))
-    answer = client.get(address)
-    assert answer.status_code == 403
-    assert "Your account lacks the permission" in answer.text
-    assert 'href="/runs/"' not in answer.text  # nor a way to where there is nothing to see
-
-
-def test_the_list_of_guarded_pages_is_not_empty() -> None:
-    assert {"/", "/rate/", "/rate/undo/", "/rate/skip/", "/runs/", "/runs/1/"} <= set(
-        pages(get_resolver().url_patterns)
-    )
-
-
-@pytest.mark.parametrize("address", ["/admin/", "/admin/rl/policy/", "/admin/feedback/apikey/"])
-def test_the_admin_asks_who_you_are(client: Client, address: str) -> None:
-    assert client.get(address)["Location"].startswith("/admin/login/")
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from django.db import DataError, OperationalError, connection
 from django.utils import timezone
 
 from feedback.models import Decision
-from feedback.recording.journal import Journal, journal_contains, journals
 from feedback.recording.recorder import Recorder, Storage, decisions_ingest, recorded_or_never
 from feedback.services import rating_submit
 from feedback.storage.validation import DecisionUnknown
@@ -73,11 +72,15 @@ def recorder(tmp_path: Path, database: Database) -> Iterator[Recorder]:
     made.stop()
 
 
+def waiting_ids(recorder: Recorder) -> list[str]:
+    return [record.body["body"]["id"] for record in recorder.outbox.pending()]
+
+
 def test_a_decision_is_in_the_database_when_record_returns(recorder: Recorder) -> None:
     sent = facts()
     assert recorder.record(sent) is Storage.DATABASE
     assert str(Decision.objects.get().pk) == sent["id"]
-    assert not recorder.outbox.days()
+    assert waiting_ids(recorder) == []
 
 
 def test_while_the_database_is_away_decisions_lie_on_disk_and_come_back(
@@ -87,8 +90,7 @@ def test_while_the_database_is_away_decisions_lie_on_disk_and_come_back(
     sent = [facts(n) for n in range(5)]
     assert [recorder.record(one) for one in sent] == [Storage.DISK] * 5
     assert Decision.objects.count() == 0
-    lines = recorder.outbox.days()[0].read_text().splitlines()
-    assert [json.loads(line)["body"]["id"] for line in lines] == [one["id"] for one in sent]
+    assert waiting_ids(recorder) == [one["id"] for one in sent]
     database.error = None
     assert recorder.drain(10)
     assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
@@ -101,7 +103,7 @@ def test_a_slow_database_holds_nobody_up_and_the_decision_is_there_once(
     database.block = threading.Event()
     sent = facts()
     assert recorder.record(sent) is Storage.DISK  # it did not wait for the ten seconds
-    assert len(recorder.outbox.days()[0].read_text().splitlines()) == 1
+    assert waiting_ids(recorder) == [sent["id"]]
     database.block.set()
     assert recorder.drain(10)
     assert str(Decision.objects.get().pk) == sent["id"]
@@ -139,14 +141,14 @@ def test_who_notes_a_decision_waits_for_nobody(recorder: Recorder, database: Dat
     sent = [facts(n) for n in range(3)]
     for one in sent:
         recorder.note(one)
-    # on disk, in a file of this process, while the database has said nothing
-    assert all(journal_contains(recorder.outbox.folder, one["id"]) for one in sent)
+    # on disk, while the database has said nothing
+    assert all(recorder.journal.contains(one["id"]) for one in sent)
     assert Decision.objects.count() == 0
     database.block.set()
     assert recorder.drain(10)
     assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
-    assert not any(journal_contains(recorder.outbox.folder, one["id"]) for one in sent)
-    assert not recorder.outbox.days()
+    assert recorder.journal.pending() == []
+    assert waiting_ids(recorder) == []
 
 
 def test_what_is_noted_gathers_before_it_is_written(
@@ -163,28 +165,29 @@ def test_what_is_noted_gathers_before_it_is_written(
     assert database.batches == [1, 21]
 
 
-def test_a_process_that_is_killed_leaves_what_it_had_in_hand(recorder: Recorder, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_leaves_what_it_had_in_hand(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent = [facts(n) for n in range(3)]
-    lines = "".join(json.dumps(one) + "\n" for one in sent)
-    killed = (
-        "import os, sys; from pathlib import Path; from feedback.recording.journal import Journal; "
-        "Journal(Path(sys.argv[1])).append(sys.argv[2].encode()); os.kill(os.getpid(), 9)"
-    )
+    killed = """
+import json, os, sys
+from pathlib import Path
+import backend
+from ratchet_client.outbox import Outbox
+from ratchet_client.problem_log import ProblemLog
+for one in json.loads(sys.argv[2]):
+    Outbox(Path(sys.argv[1]), ProblemLog(), name="journal").put({"kind": "decision", "body": one}, key=one["id"])
+os.kill(os.getpid(), 9)
+"""
     done = subprocess.run(
-        [sys.executable, "-c", killed, tmp_path / "spool", lines + '{"half a line'], check=False, cwd=ROOT
+        [sys.executable, "-c", killed, tmp_path / "spool", json.dumps(sent)], check=False, cwd=ROOT
     )
     assert done.returncode == -9
+    assert recorder.replay() == 0  # a living process may have them in hand
+    monkeypatch.setattr("feedback.recording.recorder.ORPHAN_S", 0.0)
     assert recorder.replay() == 3
     assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
-    assert journals(tmp_path / "spool") == []
-
-
-def test_what_a_living_process_has_in_hand_is_let_be(recorder: Recorder, tmp_path: Path) -> None:
-    living = Journal(tmp_path / "spool")
-    living.append(json.dumps(facts()).encode() + b"\n")
-    assert recorder.replay() == 0
-    assert len(journals(tmp_path / "spool")) == 2
-    living.close()
+    assert recorder.journal.pending() == []
 
 
 def test_more_than_may_be_in_hand_goes_to_the_spool(
@@ -196,8 +199,7 @@ def test_more_than_may_be_in_hand_goes_to_the_spool(
     sent = [facts(n) for n in range(4)]
     for one in sent:
         recorder.note(one)
-    spooled = [json.loads(line)["body"]["id"] for line in recorder.outbox.days()[0].read_text().splitlines()]
-    assert spooled == [one["id"] for one in sent[2:]]
+    assert waiting_ids(recorder) == [one["id"] for one in sent[2:]]
     database.block.set()
     assert recorder.drain(10)
     assert Decision.objects.count() == 4
@@ -212,7 +214,7 @@ def test_while_the_database_is_away_what_is_noted_comes_back_too(
         recorder.note(one)
     while recorder._in_hand or recorder._queue:
         time.sleep(0.001)
-    assert len(recorder.outbox.days()[0].read_text().splitlines()) == 5
+    assert len(waiting_ids(recorder)) == 5
     database.error = None
     assert recorder.drain(10)
     assert Decision.objects.count() == 5
@@ -254,7 +256,7 @@ def test_a_decision_that_was_recorded_is_replayed_without_harm(recorder: Recorde
     recorder.outbox.put({"kind": "decision", "body": {**sent, "response": "another answer to a retry"}})
     recorder.replay()
     assert Decision.objects.get().response == "r"
-    assert recorder.outbox.progress(recorder.outbox.days()[0]).refused == 0
+    assert recorder.outbox.refused() == []
 
 
 def test_what_cannot_be_recorded_is_kept_with_its_reason_and_holds_nothing_back(recorder: Recorder) -> None:
@@ -263,11 +265,7 @@ def test_what_cannot_be_recorded_is_kept_with_its_reason_and_holds_nothing_back(
     recorder.outbox.put({"kind": "decision", "body": facts(1)})
     recorder.replay()
     assert Decision.objects.count() == 1
-    kept = [
-        json.loads(line)
-        for line in next(recorder.outbox.folder.glob("*.refused.jsonl")).read_text().splitlines()
-    ]
-    assert ["slug" in entry["reason"] for entry in kept] == [True, False]
+    assert ["slug" in entry["reason"] for entry in recorder.outbox.refused()] == [True, False]
 
 
 def test_what_the_database_itself_refuses_is_found_among_the_others(
@@ -285,7 +283,7 @@ def test_what_the_database_itself_refuses_is_found_among_the_others(
         recorder.outbox.put({"kind": "decision", "body": facts(number, response=response)})
     recorder.replay()
     assert Decision.objects.count() == 2
-    assert "out of range" in next(recorder.outbox.folder.glob("*.refused.jsonl")).read_text()
+    assert ["out of range" in entry["reason"] for entry in recorder.outbox.refused()] == [True]
 
 
 def test_an_agent_that_keeps_a_share_keeps_it_here_too(recorder: Recorder) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,14 +13,12 @@ from django.db.models import ProtectedError
 from feedback import selectors
 from feedback.models import Comparison, Decision, Outcome, Rating, prompt_hash
 from feedback.services import (
-    DecisionUnknown,
     FeedbackConflict,
     FeedbackRefused,
     comparison_submit,
     comparison_withdraw,
     decision_record,
     decisions_record,
-    outcome_record,
     rating_submit,
     rating_withdraw,
 )
@@ -42,33 +39,6 @@ def faults(error: pytest.ExceptionInfo[FeedbackRefused]) -> set[str]:
 # --- Decisions --------------------------------------------------------------------------------------------
 
 
-def test_a_decision_is_stored_as_it_was_told() -> None:
-    facts: dict[str, Any] = {
-        "agent": "support-bot",
-        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-        "response": " Hello \n",
-        "state": {"tier": "gold"},
-        "candidates": ["a", {"response": "b", "score": 0.5}],
-        "policy": "support-bot-v3",
-        "unit": "user-1",
-        "arm": "B",
-        "propensity": 0.25,
-        "run_id": "run-9",
-        "latency_ms": 12.5,
-        "tokens_in": 7,
-        "tokens_out": 0,
-        "tags": ["one", "two"],
-        "metadata": {"k": [1, None]},
-        "source": "app",
-    }
-    stored = Decision.objects.get(pk=decision_record(**facts).row.pk)
-    assert {name: getattr(stored, name) for name in facts} == facts
-
-
-def test_a_bare_text_is_one_user_turn() -> None:
-    assert decide(prompt="Hi").messages == [{"role": "user", "content": "Hi"}]
-
-
 def test_the_prompt_hash_is_of_the_agent_and_the_canonical_prompt() -> None:
     # printf '%s' '["widgets",[{"content":"hi","role":"user"}]]' | sha256sum
     known = "df9fab98a9f0297149f26f0d712f2bbb56bfc52108009b91a66471ec0f92b23a"
@@ -76,23 +46,6 @@ def test_the_prompt_hash_is_of_the_agent_and_the_canonical_prompt() -> None:
     assert prompt_hash("widgets", [{"content": "hi", "role": "user"}]) == known
     assert decide(prompt="hi", agent="widgets").prompt_hash == known
     assert decide(prompt="hi", agent="filer").prompt_hash != known
-
-
-def test_the_same_id_and_body_again_is_the_first_write() -> None:
-    first = decision_record(id=ID, agent="helper", messages="q", response="a")
-    again = decision_record(id=ID, agent="helper", messages="q", response="a")
-    assert (first.created, again.created) == (True, False)
-    assert again.row == first.row
-    assert Decision.objects.count() == 1
-
-
-def test_the_same_id_with_another_body_is_a_conflict() -> None:
-    decision_record(id=ID, agent="helper", messages="q", response="a")
-    with pytest.raises(FeedbackConflict) as error:
-        decision_record(id=ID, agent="helper", messages="q", response="b")
-    assert error.value.code == "conflict"
-    assert faults(error) == {"id"}
-    assert Decision.objects.get().response == "a"
 
 
 def drawn(*probabilities: float) -> list[dict[str, Any]]:
@@ -103,48 +56,16 @@ def drawn(*probabilities: float) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("facts", "field"),
     [
-        ({"agent": "Has Spaces"}, "agent"),
-        ({"agent": ""}, "agent"),
-        ({"agent": "x" * 65}, "agent"),
         ({"agent": "-dash"}, "agent"),
-        ({"messages": []}, "messages"),
-        ({"messages": None}, "messages"),
-        ({"messages": [123]}, "messages"),
-        ({"messages": [{}]}, "messages"),
-        ({"messages": [{"role": 1, "content": "x"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "a\x00b"}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
-        ({"response": None}, "response"),
-        ({"response": "a\x00b"}, "response"),
-        ({"response": "\udc00"}, "response"),
-        ({"response": "x" * 1_000_001}, "response"),
-        ({"propensity": 0.0}, "propensity"),
-        ({"propensity": 1.5}, "propensity"),
         ({"propensity": float("nan")}, "propensity"),
-        ({"propensity": True}, "propensity"),
-        ({"propensity": "0.5"}, "propensity"),
-        ({"latency_ms": -1}, "latency_ms"),
-        ({"tokens_in": 1.5}, "tokens_in"),
-        ({"tokens_out": -1}, "tokens_out"),
-        ({"tags": "one"}, "tags"),
-        ({"tags": [1]}, "tags"),
-        ({"tags": ["x" * 101]}, "tags"),
-        ({"tags": [str(i) for i in range(51)]}, "tags"),
         ({"state": {"x": float("inf")}}, "state"),
         ({"state": {1, 2}}, "state"),
-        ({"candidates": "abc"}, "candidates"),
-        ({"candidates": [{"score": 0.5}]}, "candidates[0].response"),
-        ({"candidates": [{"response": "a", "score": 2}]}, "candidates[0].score"),
         ({"candidates": drawn(0.5, 0.4), "propensity": 0.5}, "candidates"),
         ({"candidates": drawn(1.5, -0.5), "propensity": 0.5}, "candidates"),
         ({"candidates": drawn(0.7, 0.3), "propensity": 0.3}, "propensity"),
-        ({"policy": "p" * 201}, "policy"),
-        ({"id": "not-a-uuid"}, "id"),
-        ({"id": 7}, "id"),
     ],
 )
-def test_a_fault_in_a_decision_is_refused_by_field(facts: dict[str, Any], field: str) -> None:
+def test_a_fault_that_json_cannot_send_is_refused_by_field_too(facts: dict[str, Any], field: str) -> None:
     with pytest.raises(FeedbackRefused) as error:
         decision_record(**{"agent": "helper", "messages": "q", "response": "a", **facts})
     assert faults(error) == {field}
@@ -166,12 +87,6 @@ def test_probabilities_that_contradict_nothing_are_taken(candidates: Any, propen
     assert decision_record(
         agent="a", messages="q", response="a", candidates=candidates, propensity=propensity
     ).created
-
-
-def test_every_fault_is_named_at_once() -> None:
-    with pytest.raises(FeedbackRefused) as error:
-        decision_record(agent="NO", messages=[], response=3, propensity=7)
-    assert faults(error) == {"agent", "messages", "response", "propensity"}
 
 
 def test_an_empty_response_is_a_fact_and_is_kept() -> None:
@@ -221,15 +136,6 @@ def test_a_rating_is_stored_as_it_was_given() -> None:
     assert {name: getattr(stored, name) for name in said} == said
 
 
-def test_a_new_rating_of_the_same_rater_supersedes_the_old_one() -> None:
-    decision = decide()
-    first = rating_submit(decision=decision, rater="ann", thumb="down").row
-    second = rating_submit(decision=decision, rater="ann", thumb="up").row
-    assert second.supersedes == first
-    assert list(selectors.ratings_standing()) == [second]
-    assert Rating.objects.count() == 2
-
-
 def test_two_raters_do_not_supersede_each_other() -> None:
     decision = decide()
     rating_submit(decision=decision, rater="ann", thumb="down")
@@ -271,52 +177,11 @@ def test_a_rating_sent_again_does_not_bring_back_what_was_changed_since() -> Non
     assert list(selectors.ratings_standing()) == [newer]
 
 
-def test_a_rating_under_a_used_id_with_another_body_is_a_conflict() -> None:
-    decision = decide()
-    rating_submit(decision=decision, rater="ann", thumb="down", id=ID)
-    with pytest.raises(FeedbackConflict):
-        rating_submit(decision=decision, rater="ann", thumb="up", id=ID)
-    assert Rating.objects.get().thumb == "down"
-
-
 def test_a_withdrawal_sent_again_is_the_first_one() -> None:
     rating = rating_submit(decision=decide(), rater="ann", thumb="up").row
     assert rating_withdraw(rating, id=ID).created is True
     assert rating_withdraw(rating, id=ID).created is False
     assert Rating.objects.count() == 2
-
-
-@pytest.mark.parametrize(
-    ("said", "field"),
-    [
-        ({}, "thumb"),
-        ({"tags": [], "notes": ""}, "thumb"),
-        ({"thumb": "sideways"}, "thumb"),
-        ({"stars": 0}, "stars"),
-        ({"stars": 6}, "stars"),
-        ({"stars": 2.5}, "stars"),
-        ({"score": 1.01}, "score"),
-        ({"score": -0.01}, "score"),
-        ({"score": float("nan")}, "score"),
-        ({"correction": "  "}, "correction"),
-        ({"thumb": "up", "rater": ""}, "rater"),
-        ({"thumb": "up", "rater": "r" * 201}, "rater"),
-        ({"thumb": "up", "rater_kind": "alien"}, "rater_kind"),
-        ({"thumb": "up", "notes": "n" * 20_001}, "notes"),
-        ({"thumb": "up", "notes": "a\x00"}, "notes"),
-    ],
-)
-def test_a_fault_in_a_rating_is_refused_by_field(said: dict[str, Any], field: str) -> None:
-    with pytest.raises(FeedbackRefused) as error:
-        rating_submit(decision=decide(), **{"rater": "ann", **said})
-    assert faults(error) == {field}
-    assert Rating.objects.count() == 0
-
-
-def test_a_rating_of_a_decision_that_is_not_there_is_told_apart() -> None:
-    with pytest.raises(DecisionUnknown) as error:
-        rating_submit(decision=uuid.UUID(ID), rater="ann", thumb="up")
-    assert error.value.code == "not_found"
 
 
 def test_standing_human_ratings_are_counted_on_the_decision() -> None:
@@ -341,80 +206,12 @@ def test_standing_human_ratings_are_counted_on_the_decision() -> None:
 # --- Comparisons ------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_is_stored_and_a_second_one_supersedes_it() -> None:
-    left, right = decide("a"), decide("b")
-    first = comparison_submit(
-        left=left, right=right, preference="left", rater="ann", tags=["t"], notes="n"
-    ).row
-    assert (first.preference, first.tags, first.notes) == ("left", ["t"], "n")
-    second = comparison_submit(left=left, right=right, preference="tie", rater="ann").row
-    assert second.supersedes == first
-    assert list(selectors.comparisons_standing("helper")) == [second]
-
-
 def test_a_withdrawn_comparison_stands_no_more() -> None:
     comparison = comparison_submit(left=decide("a"), right=decide("b"), preference="left", rater="ann").row
     comparison_withdraw(comparison)
     assert not selectors.comparisons_standing().exists()
     with pytest.raises(FeedbackConflict):
         comparison_withdraw(comparison)
-
-
-@pytest.mark.parametrize(
-    ("other", "said", "field"),
-    [
-        ({"prompt": "Another question"}, {}, "right"),
-        ({"agent": "filer"}, {}, "right"),
-        ({}, {"preference": "middle"}, "preference"),
-        ({}, {"preference": ""}, "preference"),
-        ({}, {"rater": " "}, "rater"),
-    ],
-)
-def test_a_fault_in_a_comparison_is_refused_by_field(
-    other: dict[str, Any], said: dict[str, Any], field: str
-) -> None:
-    with pytest.raises(FeedbackRefused) as error:
-        comparison_submit(
-            left=decide("a"), right=decide("b", **other), **{"preference": "left", "rater": "ann", **said}
-        )
-    assert faults(error) == {field}
-
-
-def test_a_decision_is_not_compared_with_itself() -> None:
-    decision = decide()
-    with pytest.raises(FeedbackRefused) as error:
-        comparison_submit(left=decision, right=decision.pk, preference="left", rater="ann")
-    assert faults(error) == {"right"}
-
-
-# --- Outcomes ---------------------------------------------------------------------------------------------
-
-
-def test_an_outcome_is_stored_and_a_retry_changes_nothing() -> None:
-    decision = decide()
-    at = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    first = outcome_record(decision=decision, name="ticket_reopened", value=True, at=at, id=ID)
-    again = outcome_record(decision=decision, name="ticket_reopened", value=1, at=at, id=ID)
-    assert (first.created, again.created) == (True, False)
-    stored = Outcome.objects.get()
-    assert (stored.name, stored.value, stored.at) == ("ticket_reopened", 1.0, at)
-
-
-@pytest.mark.parametrize(
-    ("facts", "field"),
-    [
-        ({"name": "Has Spaces"}, "name"),
-        ({"name": ""}, "name"),
-        ({"value": None}, "value"),
-        ({"value": "1"}, "value"),
-        ({"value": float("inf")}, "value"),
-        ({"at": "yesterday"}, "at"),
-    ],
-)
-def test_a_fault_in_an_outcome_is_refused_by_field(facts: dict[str, Any], field: str) -> None:
-    with pytest.raises(FeedbackRefused) as error:
-        outcome_record(decision=decide(), **{"name": "moved_back", "value": 1.0, **facts})
-    assert faults(error) == {field}
 
 
 # --- What the database itself refuses ---------------------------------------------------------------------

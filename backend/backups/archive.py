@@ -1,15 +1,14 @@
 """A backup as a folder: the database, the files of RATCHET_HOME, and a manifest with the SHA-256 of every file.
 
-The copying order makes it consistent while everything runs. Decisions move from a journal to the spool to the database,
-so these are copied in this order: each decision is in at least one of them, and its id makes duplicates harmless. Rows
-name files that existed before them, so files are copied after the database.
+The copying order makes it consistent while everything runs. Decisions move from the journal to the outbox to the
+database, so these are copied in this order: each decision is in at least one of them, and its id makes duplicates
+harmless. Rows name files that existed before them, so files are copied after the database.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -28,7 +27,9 @@ from backend.backups.databases import (
     database_restore,
     migration_names,
     migrations_applied,
+    sqlite_copy,
 )
+from ratchet_client.outbox import SUFFIX
 
 MANIFEST = "manifest.json"
 HOME = "home"
@@ -127,10 +128,9 @@ def _space_needed(home: Path, target: Path) -> int:
 
 
 def _spool_files(home: Path) -> Iterator[Path]:
-    """Journals, then the spool's position, then the spool, in the order in which decisions move."""
-    order = {".journal": 0, ".json": 1}
-    found = [path for path in _walk(home / "spool") if path.suffix != ".lock"]
-    yield from sorted(found, key=lambda path: (order.get(path.suffix, 2), path))
+    """Journals, then outboxes, in the order in which decisions move."""
+    found = (path for path in _walk(home / "spool") if path.suffix == SUFFIX)
+    yield from sorted(found, key=lambda path: (not path.stem.startswith("journal"), path))
 
 
 def _other_files(home: Path) -> Iterator[Path]:
@@ -167,21 +167,16 @@ def _walk(path: Path) -> Iterator[Path]:
 def _take(path: Path, home: Path, target: Path, manifest: Manifest) -> int:
     name = f"{HOME}/{path.relative_to(home).as_posix()}"
     to = target / name
-    digest, size = hashlib.sha256(), 0
+    to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        with path.open("rb") as source:
-            mode = os.fstat(source.fileno()).st_mode & 0o777
-            to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with to.open("xb") as sink:
-                while block := source.read(BLOCK):
-                    sink.write(block)
-                    digest.update(block)
-                    size += len(block)
+        mode = path.stat().st_mode & 0o777
+        sqlite_copy(path, to) if path.suffix == SUFFIX else shutil.copyfile(path, to)
     except FileNotFoundError:
         manifest.vanished.append(name)
         return 0
     to.chmod(0o600)
-    manifest.files[name] = [size, digest.hexdigest(), mode]
+    size = to.stat().st_size
+    manifest.files[name] = [size, _sha256(to), mode]
     return size
 
 

@@ -116,20 +116,26 @@ def _counts(tables: list[str], ask: Callable[[str], int]) -> dict[str, int]:
 # --- SQLite -------------------------------------------------------------------------------------------------
 
 
+def sqlite_copy(source: Path, target: Path) -> None:
+    """Copy an SQLite file of one moment, as a single file, while others write to it."""
+    target.touch(mode=0o600)
+    with (
+        closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=30)) as original,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        # All pages in one step: a stepwise copy restarts at every write in between.
+        original.backup(copy, pages=-1)
+        copy.execute("PRAGMA journal_mode=DELETE")
+
+
 def _sqlite_copy(target: Path) -> tuple[Path, dict[str, int]]:
     source_file = database_file()
     if source_file is None or not source_file.is_file():
         raise BackupRefused(
             f"expected an SQLite file, found none at {source_file}: run `{PROGRAM} migrate` first"
         )
-    target.touch(mode=0o600)
-    with (
-        closing(sqlite3.connect(f"file:{source_file}?mode=ro", uri=True, timeout=30)) as source,
-        closing(sqlite3.connect(target)) as copy,
-    ):
-        # All pages in one step: a stepwise copy restarts at every write in between.
-        source.backup(copy, pages=-1)
-        copy.execute("PRAGMA journal_mode=DELETE")  # A single file.
+    sqlite_copy(source_file, target)
+    with closing(sqlite3.connect(target)) as copy:
         tables = [
             row[0]
             for row in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")

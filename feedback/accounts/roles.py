@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.models import AnonymousUser, Group, User
 from django.db import transaction
+from django.http.response import HttpResponseBase
+from django.views.decorators.http import require_http_methods
 
 RATER, OPERATOR, ADMIN = "rater", "operator", "admin"
 ROLES = {
@@ -52,3 +56,18 @@ def landing_page(user: User | AnonymousUser | Any) -> str:
     """URL name of the first page after sign-in: the queue for raters, the start page for others."""
     scopes = user_scopes(user)
     return "rate" if "rate" in scopes and "read" not in scopes else "home"
+
+
+View = Callable[..., HttpResponseBase]
+
+
+def page_for(scope: str, *methods: str) -> Callable[[View], View]:
+    """Guard a page: signed in, with the permission of this scope, by these HTTP methods (default: GET and HEAD)."""
+
+    def guarded(view: View) -> View:
+        allowed = permission_required(SCOPE_PERMISSIONS[scope], raise_exception=True)(
+            require_http_methods(list(methods or ("GET", "HEAD")))(view)
+        )
+        return login_required(allowed)
+
+    return guarded

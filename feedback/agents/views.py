@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required, permission_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_http_methods
 
-from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.accounts.roles import page_for
 from feedback.agents.changes import AgentNotRecorded, AgentRefused, agent_delete, agent_rename
 from feedback.erasure.withdrawals import trained_text
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_http_methods(["GET", "HEAD", "POST"])
+@page_for("operate", "GET", "HEAD", "POST")
 def agent_change(request: HttpRequest, slug: str) -> HttpResponse:
     """GET lists what an agent has. POST `action=rename&new=`, or `action=delete&name=` with the slug typed."""
     fault, status = "", 200

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from django.contrib.auth.decorators import login_required, permission_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.views.decorators.http import require_safe
 
-from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.accounts.roles import page_for
 from feedback.agreement.report import (
     ENOUGH,
     LOW_ALPHA,
@@ -26,9 +24,7 @@ from feedback.selectors import agent_slugs
 PAIRS_SHOWN = 30
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def agreement(request: HttpRequest) -> HttpResponse:
     """Agreement of an agent's raters: `?agent=` (default: the first) and `?rater_kind=human|simulated`."""
     agents = agent_slugs()

@@ -28,7 +28,7 @@ from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import MAX_LICENCE, ImportOrder, ImportRefused, order_import
 from feedback.transfer.import_report import batch_get, batches, next_steps
-from feedback.transfer.import_undo import import_undo
+from feedback.transfer.import_undo import Undone, import_undo
 from feedback.transfer.uploads import upload_store, uploads_sweep
 
 MAX_CONTENT = 14_000_000
@@ -160,25 +160,6 @@ class UndoSent(Sent):
     force: bool = False
 
 
-class ImportUndone(Answer):
-    batch: int
-    file: str
-    dry_run: bool
-    forced: bool
-    decisions: int
-    ratings: int
-    comparisons: int
-    outcomes: int
-    traces: int
-    withdrawals: int
-    decisions_kept: int
-    """People rated them here, or another import added to them."""
-    traces_kept: int
-    trained_on: dict[str, Any]
-    """{runs, policies, labels, snapshots, evaluations}."""
-    imports_since: list[int]
-
-
 class ImportsQuery(PageQuery):
     agent: Slug | None = None
     """Of this agent."""
@@ -266,7 +247,7 @@ class ImportUndo(ApiView):
 
     @describe(
         "Undo an import",
-        {200: ("What was removed, or with dry_run would be", ImportUndone)},
+        {200: ("What was removed, or with dry_run would be", Undone)},
         body=UndoSent,
         refusals=(404, 409),
         tag="imports",
@@ -276,7 +257,7 @@ class ImportUndo(ApiView):
     def post(self, request: Request, pk: int) -> Response:
         sent = body_read(UndoSent, request.data)
         done = import_undo(pk, actor=grant_of(request).holder, dry_run=sent.dry_run, force=sent.force)
-        return Response(ImportUndone.of(done))
+        return Response(Undone.of(done))
 
 
 def _reasons(skipped: dict[str, int]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -16,27 +15,22 @@ from backend.rest.pages import PageQuery, page_of
 from backend.rest.reading import body_read, query_read
 from backend.rest.schema import Page, describe
 from backend.rest.views import ApiView
-from feedback.erasure.withdrawals import SelectionSent, decisions_withdraw, withdrawal_restore, withdrawals
+from feedback.erasure.withdrawals import (
+    WithdrawalSelection,
+    Withdrawn,
+    decisions_withdraw,
+    withdrawal_restore,
+    withdrawals,
+)
 from feedback.storage.fields import Storable, Uuid
 
 
-class WithdrawalSent(SelectionSent):
+class WithdrawalSent(WithdrawalSelection):
     ids: Annotated[list[Uuid], Field(max_length=1000)] = []
     reason: Annotated[Storable, Field(max_length=500)] = ""
     """Why, for the record."""
     dry_run: bool = False
     """Count and list; withdraw nothing."""
-
-
-class WithdrawalResult(Answer):
-    withdrawal: int | None
-    """Its number; null where nothing was withdrawn."""
-    dry_run: bool
-    decisions: int
-    ids: list[uuid.UUID]
-    agents: dict[str, int]
-    trained_on: dict[str, Any]
-    """{runs, policies, labels, snapshots, evaluations}."""
 
 
 class WithdrawalShown(Answer):
@@ -72,7 +66,7 @@ class Withdrawals(ApiView):
 
     @describe(
         "Withdraw decisions",
-        {201: ("Withdrawn", WithdrawalResult), 200: ("Nothing to withdraw; or a dry run", WithdrawalResult)},
+        {201: ("Withdrawn", Withdrawn), 200: ("Nothing to withdraw; or a dry run", Withdrawn)},
         body=WithdrawalSent,
         tag="decisions",
         operation="decisions_withdraw",
@@ -83,9 +77,9 @@ class Withdrawals(ApiView):
     def post(self, request: Request) -> Response:
         sent = body_read(WithdrawalSent, request.data)
         done = decisions_withdraw(
-            sent.selection, actor=grant_of(request).holder, reason=sent.reason, dry_run=sent.dry_run
+            sent, actor=grant_of(request).holder, reason=sent.reason, dry_run=sent.dry_run
         )
-        return Response(WithdrawalResult.of(done), status=200 if done.withdrawal is None else 201)
+        return Response(Withdrawn.of(done), status=200 if done.withdrawal is None else 201)
 
 
 class WithdrawalRestore(ApiView):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from django.utils.module_loading import import_string
 
 from feedback.erasure.marks import Marks
 from feedback.models import ProblemRow
-from feedback.recording.journal import journals
-from feedback.recording.outbox import Outbox
-from feedback.storage.sql import IDS
+from feedback.storage.sql import chunks
+from ratchet_client.outbox import SUFFIX, Outbox
+from ratchet_client.problem_log import ProblemLog
+
+logger = logging.getLogger("feedback.erasure.places")
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "feedback.ImportBatch": ("notes", "skipped_because", "options", "undone"),
@@ -32,42 +34,25 @@ TEXT_FILES |= {".draft", ".out"}
 """Suffixes of the files that are searched; weights, databases and pictures hold no texts."""
 OWN_FOLDERS = ("spool", "snapshots", "metrics")
 """Folders of RATCHET_HOME that are erased record by record or hold no text."""
-IN_HAND_S = 2.0
-"""Seconds to wait for other processes to write their buffered decisions."""
 
 
 def spool_erase(marks: Marks, dry_run: bool) -> int:
-    """Erase records in every spool below RATCHET_HOME; returns how many."""
-    return sum(
-        Outbox(folder).blank(lambda record: _erase_from_spools(marks, record), dry_run=dry_run)
-        for folder in _spools()
-    )
+    """Erase records in every outbox and journal below RATCHET_HOME; returns how many.
 
-
-def journal_count(marks: Marks, dry_run: bool) -> int:
-    """Decisions that other processes hold in their journals, after waiting up to IN_HAND_S (not for a dry run).
-
-    Tombstones keep them out of the database; the journals are emptied once they were offered to it.
+    Tombstones keep decisions out of the database that another process still has in memory.
     """
-    deadline = time.monotonic() + (0.0 if dry_run else IN_HAND_S)
-    while True:
-        count = sum(
-            marks.owns(record)
-            for folder in _spools()
-            for path in journals(folder)
-            for record in _records(path)
-        )
-        if not count or time.monotonic() >= deadline:
-            return count
-        time.sleep(0.05)
+    spool: Path = settings.RATCHET_HOME / "spool"
+    files = sorted(spool.rglob(f"*{SUFFIX}"))
+    outboxes = [Outbox(file.parent, ProblemLog(logger), name=file.stem) for file in files]
+    return sum(outbox.erase(marks.owns, dry_run=dry_run) for outbox in outboxes)
 
 
 def problems_erase(marks: Marks, dry_run: bool) -> int:
     """Delete rows of `/problems/`, whose reasons may quote a decision."""
     count = 0
     ids = list(marks.decisions)
-    for start in range(0, len(ids), IDS):
-        rows = ProblemRow.objects.filter(decision__in=ids[start : start + IDS])
+    for chunk in chunks(ids):
+        rows = ProblemRow.objects.filter(decision__in=chunk)
         count += rows.count() if dry_run else rows.delete()[0]
     return count
 
@@ -96,8 +81,8 @@ def tasks_erase(marks: Marks, dry_run: bool) -> int:
     rows = tasks.order_by().values_list("pk", "args", "kwargs", "result").iterator(chunk_size=200)
     gone = [pk for pk, *words in rows if marks.in_text(repr(words))]
     if not dry_run:
-        for start in range(0, len(gone), IDS):
-            tasks.filter(pk__in=gone[start : start + IDS]).delete()
+        for chunk in chunks(gone):
+            tasks.filter(pk__in=chunk).delete()
     return len(gone)
 
 
@@ -171,28 +156,6 @@ def database_compact() -> str:
             except OperationalError as error:
                 return f"{statement}: {error}"
         return "another process is reading the write-ahead log; run the command again later" if busy else ""
-
-
-def _spools() -> Iterator[Path]:
-    folder: Path = settings.RATCHET_HOME / "spool"
-    if folder.is_dir():
-        yield from sorted(Path(place) for place, _, _ in os.walk(folder))
-
-
-def _erase_from_spools(marks: Marks, record: Any) -> bool:
-    return marks.in_text(record) if isinstance(record, str) else marks.owns(record)
-
-
-def _records(path: Path) -> Iterator[Any]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue
 
 
 def _text_files(home: Path) -> Iterator[Path]:

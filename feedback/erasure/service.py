@@ -7,7 +7,7 @@ Rows are deleted in one transaction, with tombstones that keep a replay or an im
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ from feedback.erasure.marks import Marks, marks_of
 from feedback.erasure.places import (
     database_compact,
     files_and_spool_erase,
-    journal_count,
     places_erase,
     secure_delete,
     spool_erase,
@@ -37,10 +36,8 @@ from feedback.models import (
     Suggestion,
     Trace,
 )
+from feedback.storage.sql import chunks
 from feedback.storage.tombstones import tombstones_announce, tombstones_make
-
-CHUNK = 400
-"""Ids per statement. A comparison names each twice, and SQLite takes 999 values."""
 
 KEPT_OF_STEP = ("kind", "name", "at", "n", "parent", "duration_ms")
 """Keys that an erased step keeps."""
@@ -107,8 +104,6 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
             report.places["refused rows of imports"] = refused
         # Before the commit: after a kill, the rows are still there to find the remaining files by.
         report.places |= files_and_spool_erase(marks, dry_run)
-    if in_hand := journal_count(marks, dry_run):
-        report.places["decisions being recorded"] = in_hand
     if not dry_run:
         forget_all()
         report.not_compacted = database_compact()
@@ -124,7 +119,7 @@ def _snapshots(marks: Marks) -> list[dict[str, Any]]:
 
 def _rows_erase(done: ErasureReport, traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> None:
     dry_run = done.dry_run
-    for chunk in _chunks(list(ids)):
+    for chunk in chunks(ids):
         done.comparisons += _remove(
             Comparison.objects.filter(Q(left__in=chunk) | Q(right__in=chunk)), dry_run
         )
@@ -146,14 +141,14 @@ def _rows_erase(done: ErasureReport, traces: Sequence[uuid.UUID], ids: set[uuid.
             trace.metadata = {k: v for k, v in trace.metadata.items() if v != done.unit}
             trace.save(update_fields=["steps", "metadata"])
     done.traces_emptied = len(shared)
-    for chunk in _chunks([pk for pk in traces if pk not in shared]):
+    for chunk in chunks([pk for pk in traces if pk not in shared]):
         done.traces += _remove(Trace.objects.filter(pk__in=chunk), dry_run)
 
 
 def _traces(unit: str, ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
     """Traces with a decision of the unit, or with the unit in their metadata."""
     found = dict.fromkeys(Trace.objects.filter(metadata__unit=unit).values_list("pk", flat=True))
-    for chunk in _chunks(ids):
+    for chunk in chunks(ids):
         of = Decision.objects.filter(pk__in=chunk, trace__isnull=False).order_by()
         found |= dict.fromkeys(of.values_list("trace_id", flat=True).distinct())
     return list(found)
@@ -162,7 +157,7 @@ def _traces(unit: str, ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
 def _shared_traces(traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> set[uuid.UUID]:
     """The traces that also hold decisions of other units."""
     shared: set[uuid.UUID] = set()
-    for chunk in _chunks(traces):
+    for chunk in chunks(traces):
         of = Decision.objects.filter(trace__in=chunk).order_by().values_list("trace_id", "pk")
         shared |= {trace for trace, pk in of if trace is not None and pk not in ids}
     return shared
@@ -205,8 +200,3 @@ def _quotes(marks: Marks, row: Mapping[str, Any]) -> bool:
 def _remove(rows: QuerySet[Any], dry_run: bool) -> int:
     """Delete (or count) rows in SQL, past the models' protection; the caller deletes everything that points to them."""
     return rows.count() if dry_run else rows._raw_delete(rows.db)
-
-
-def _chunks(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
-    for start in range(0, len(ids), CHUNK):
-        yield ids[start : start + CHUNK]

@@ -7,8 +7,7 @@ For decisions recorded by mistake. `feedback.erasure.service` erases a person's 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,13 +18,13 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 from pydantic import ValidationError
 
-from backend.bodies import Sent, faults_of
+from backend.bodies import Answer, Sent, faults_of
 from backend.installation import PROGRAM
 from feedback.models import Decision, Lease, Withdrawal
 from feedback.storage.fields import Name, RowNumber, Slug, Source, TimeSent, Uuid
 from feedback.storage.problem_rows import problems_remove
 from feedback.storage.sampling import rating_target
-from feedback.storage.sql import IDS, rows_in
+from feedback.storage.sql import chunks, rows_in
 from feedback.storage.validation import Check, FeedbackRefused
 
 TrainedFinder = Callable[[Mapping[str, set[str]], datetime], dict[str, list[Any]]]
@@ -70,30 +69,28 @@ class WithdrawalConflict(WithdrawalRefused):
     code = "conflict"
 
 
-@dataclass(frozen=True)
-class WithdrawalSelection:
+class WithdrawalSelection(Sent):
     """Decisions that meet every given condition."""
 
-    ids: tuple[uuid.UUID, ...] = ()
-    batch: int | None = None
-    """Number of the import that created them."""
-    agent: str = ""
-    unit: str = ""
-    source: str = ""
-    since: datetime | None = None
-    """Recorded at or after this time."""
-    until: datetime | None = None
-    """Recorded before this time."""
+    ids: list[Uuid] = []
+    batch: RowNumber | None = None
+    """Brought by the import of this number."""
+    agent: Slug | None = None
+    """Of this agent."""
+    unit: Name = ""
+    """Decided for this unit, exactly as the app sent it."""
+    source: Source = ""
+    """From this source: app, gateway, decide, simulation, or a format."""
+    since: TimeSent | None = None
+    """Recorded at or after."""
+    until: TimeSent | None = None
+    """Recorded before."""
 
     @property
     def as_dict(self) -> dict[str, Any]:
         """The given conditions, as JSON."""
-        body = {f.name: getattr(self, f.name) for f in fields(self)}
-        if self.ids:
-            body["ids"] = [str(pk) for pk in self.ids]
-        for name in ("since", "until"):
-            body[name] = body[name].isoformat() if body[name] else None
-        return {name: value for name, value in body.items() if value}
+        conditions = self.model_dump(mode="json", include=set(WithdrawalSelection.model_fields))
+        return {name: value for name, value in conditions.items() if value}
 
     def decisions(self) -> QuerySet[Decision]:
         """Selected decisions that are not withdrawn yet. Raises WithdrawalRefused without any condition."""
@@ -113,60 +110,31 @@ class WithdrawalSelection:
         return found
 
 
-class SelectionSent(Sent):
-    """Decisions to withdraw, as an app or a command names them."""
-
-    ids: list[Uuid] = []
-    batch: RowNumber | None = None
-    """Brought by the import of this number."""
-    agent: Slug | None = None
-    """Of this agent."""
-    unit: Name = ""
-    """Decided for this unit, exactly as the app sent it."""
-    source: Source = ""
-    """From this source: app, gateway, decide, simulation, or a format."""
-    since: TimeSent | None = None
-    """Recorded at or after."""
-    until: TimeSent | None = None
-    """Recorded before."""
-
-    @property
-    def selection(self) -> WithdrawalSelection:
-        given = {one.name: getattr(self, one.name) for one in fields(WithdrawalSelection)}
-        return WithdrawalSelection(
-            **given | {"ids": tuple(dict.fromkeys(self.ids)), "agent": self.agent or ""}
-        )
-
-
 def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
     """A selection from what was sent. Raises FeedbackRefused with a fault per field."""
     try:
-        return SelectionSent.model_validate(
+        return WithdrawalSelection.model_validate(
             {name: value for name, value in given.items() if value not in (None, "")}
-        ).selection
+        )
     except ValidationError as error:
         faults = Check(faults_of(error))
         faults.raise_faults("selection")
         raise
 
 
-@dataclass
-class Withdrawn:
+class Withdrawn(Answer):
     """What a withdrawal did, or with dry_run would do."""
 
-    withdrawal: int | None
-    """Its number; None for a dry run or an empty selection."""
+    withdrawal: int | None = None
+    """Its number; null for a dry run, and where nothing was withdrawn."""
     dry_run: bool
     decisions: int
-    ids: list[str]
+    ids: list[uuid.UUID]
     """The first SHOWN_IDS ids."""
-    agents: dict[str, int] = field(default_factory=dict)
+    agents: dict[str, int] = {}
     """Agent -> decisions."""
-    trained_on: dict[str, list[Any]] = field(default_factory=dict)
+    trained_on: dict[str, list[Any]] = {}
     """Artefacts that read them: runs, policies, labels, snapshots, evaluations."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def decision_withdraw(
@@ -176,7 +144,7 @@ def decision_withdraw(
     if not Decision.objects.filter(pk=decision).exists():
         raise WithdrawalUnknown(f"no decision {decision}", {"ids": "does not exist"})
     return decisions_withdraw(
-        WithdrawalSelection(ids=(decision,)), actor=actor, reason=reason, dry_run=dry_run
+        WithdrawalSelection(ids=[decision]), actor=actor, reason=reason, dry_run=dry_run
     )
 
 
@@ -190,7 +158,7 @@ def decisions_withdraw(
     with transaction.atomic():
         rows = list(selection.decisions().values_list("pk", "agent", "prompt_hash", "created_at"))
         ids = [row[0] for row in rows]
-        report = Withdrawn(None, dry_run, len(ids), [str(pk) for pk in ids[:SHOWN_IDS]])
+        report = Withdrawn(dry_run=dry_run, decisions=len(ids), ids=ids[:SHOWN_IDS])
         prompts: dict[str, set[str]] = {}
         for _, agent, prompt, _ in rows:
             report.agents[agent] = report.agents.get(agent, 0) + 1
@@ -209,7 +177,7 @@ def decisions_withdraw(
             trained_on=report.trained_on,
         )
         report.withdrawal = made.pk
-        for chunk in _chunks(ids):
+        for chunk in chunks(ids):
             Decision.objects.filter(pk__in=chunk).update(withdrawal=made, ratings_wanted=0)
             Lease.objects.filter(decision__in=chunk).delete()
             if settings.FEEDBACK_FORGET:
@@ -261,14 +229,9 @@ def _restore(rows: Sequence[tuple[uuid.UUID, str]]) -> None:
     for pk, agent in rows:
         by_wanted.setdefault(rating_target(agent, pk), []).append(pk)
     for wanted, ids in by_wanted.items():
-        for chunk in _chunks(ids):
+        for chunk in chunks(ids):
             Decision.objects.filter(pk__in=chunk).update(withdrawal=None, ratings_wanted=wanted)
 
 
 def withdrawals() -> QuerySet[Withdrawal]:
     return Withdrawal.objects.order_by("-pk")
-
-
-def _chunks(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
-    for start in range(0, len(ids), IDS):
-        yield ids[start : start + IDS]

@@ -34,7 +34,7 @@ from feedback.selectors import (
     decisions_of,
     ratings_standing,
 )
-from feedback.storage.sql import IDS
+from feedback.storage.sql import IDS, chunks
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class PromptText(NamedTuple):
 
 
 def prompts_of(ids: Sequence[uuid.UUID]) -> Iterator[tuple[uuid.UUID, PromptText]]:
-    for start in range(0, len(ids), IDS):
-        rows = Decision.objects.filter(pk__in=ids[start : start + IDS]).order_by()
+    for chunk in chunks(ids):
+        rows = Decision.objects.filter(pk__in=chunk).order_by()
         for pk, messages, source, tags in rows.values_list("pk", "messages", "source", "tags"):
             yield pk, PromptText(messages, source, tags)
 
@@ -165,8 +165,8 @@ def prompts_of(ids: Sequence[uuid.UUID]) -> Iterator[tuple[uuid.UUID, PromptText
 def outcomes_named(ids: Sequence[uuid.UUID], name: str) -> dict[uuid.UUID, float]:
     """Decision -> newest value of this outcome, for the decisions that have one."""
     found: dict[uuid.UUID, float] = {}
-    for start in range(0, len(ids), IDS):
-        rows = Outcome.objects.filter(name=name, decision__in=ids[start : start + IDS])
+    for chunk in chunks(ids):
+        rows = Outcome.objects.filter(name=name, decision__in=chunk)
         found |= dict(rows.order_by("at", "id").values_list("decision_id", "value"))
     return found
 
@@ -211,8 +211,8 @@ def listed_prompts(agent: str) -> set[str]:
 def verdicts_on(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, list[RatingValue]]:
     """Standing ratings of these decisions."""
     found: dict[uuid.UUID, list[RatingValue]] = {}
-    for start in range(0, len(ids), IDS):
-        rows = ratings_standing().filter(decision__in=ids[start : start + IDS]).order_by()
+    for chunk in chunks(ids):
+        rows = ratings_standing().filter(decision__in=chunk).order_by()
         for value in _rating_values(rows):
             found.setdefault(value.decision, []).append(value)
     return found
@@ -233,8 +233,7 @@ class FeedbackBundle:
 def feedback_bundles(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, FeedbackBundle]:
     """Ratings, comparisons and outcomes of each of these decisions."""
     bundles = {pk: FeedbackBundle() for pk in ids}
-    for start in range(0, len(ids), IDS):
-        chunk = list(ids[start : start + IDS])
+    for chunk in chunks(ids):
         ratings = ratings_standing().order_by().filter(decision__in=chunk)
         for row in ratings.values_list(*RATING_COLUMNS):
             bundles[row[0]].ratings.append(RatingFact._make(row))
@@ -268,8 +267,8 @@ def runs_of(decisions: Sequence[Decision]) -> dict[uuid.UUID, RunFacts]:
     wanted = {row.run_id for row in decisions if row.run_id}
     beside: dict[tuple[str, str], list[Trace]] = {}
     names = sorted(wanted)
-    for start in range(0, len(names), IDS):
-        rows = Trace.objects.filter(run_id__in=names[start : start + IDS])
+    for chunk in chunks(names):
+        rows = Trace.objects.filter(run_id__in=chunk)
         for trace in rows.order_by("started_at", "created_at", "id"):
             beside.setdefault((trace.agent, trace.run_id), []).append(trace)
     return {row.pk: _run_of(row, beside.get((row.agent, row.run_id), [])) for row in decisions}

@@ -93,7 +93,7 @@ def selection_chosen(search: DecisionSearch | None, ids: Sequence[str]) -> Withd
     """
     if search is not None and not search.parts:
         raise FeedbackRefused("Narrow the list first: without a search every decision would be withdrawn")
-    chosen = tuple(decision_ids_matching(search)) if search is not None else selection_read({"ids": ids}).ids
+    chosen = decision_ids_matching(search) if search is not None else selection_read({"ids": ids}).ids
     if not chosen:
         raise FeedbackRefused("Nothing was chosen: tick decisions first, or withdraw all that a search finds")
     return WithdrawalSelection(ids=chosen)

@@ -9,15 +9,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required, permission_required
 from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
-from django.views.decorators.http import require_POST, require_safe
 
-from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.accounts.roles import SCOPE_PERMISSIONS, page_for
 from feedback.erasure.withdrawals import (
     WithdrawalUnknown,
     decision_restore,
@@ -71,9 +69,7 @@ DECISION_PAGE_FIELDS |= {
 """Decision fields that the decision page lays out itself; it lists the others."""
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def decisions(request: HttpRequest) -> HttpResponse:
     """Decisions, newest first: `?q=&agent=&policy=&rated=&min_reward=&tag=&since=&until=`, from cursor `before=`."""
     fault, page, position = "", None, None
@@ -147,9 +143,7 @@ def _further_values(rating: Rating) -> list[tuple[str, Any]]:
     ]
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     """One decision: answer, trace (`?part=` of a long one), feedback, reward and provenance."""
     row = Decision.objects.select_related("trace", "withdrawal").filter(pk=pk).first()
@@ -254,9 +248,7 @@ PROBLEMS_PAGE = 50
 """Problems on one page."""
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def problem_rows(request: HttpRequest) -> HttpResponse:
     """Decisions that a bulk reader skipped, newest first: `?agent=&reader=&page=`."""
     agent, reader = request.GET.get("agent", ""), request.GET.get("reader", "")
@@ -280,9 +272,7 @@ def problem_rows(request: HttpRequest) -> HttpResponse:
     return render(request, "feedback/problems.html", context, status=200 if is_known else 400)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@page_for("operate", "POST")
 def decision_take_out(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     """Withdraw one decision, then redirect to `next=`."""
     try:
@@ -297,9 +287,7 @@ def decision_take_out(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     return _next_page(request, pk)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@page_for("operate", "POST")
 def decision_put_back(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     try:
         decision_restore(pk, actor=request.user.get_username())
@@ -315,9 +303,7 @@ def _next_page(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     return redirect(target) if target and safe else redirect("decision", pk=pk)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@page_for("operate", "POST")
 def decisions_take_out(request: HttpRequest) -> HttpResponse:
     """Withdraw the ticked decisions (`id`, repeated) or all that a search finds (`which=found` and its fields).
 

@@ -9,14 +9,12 @@ from typing import Any, Protocol, cast
 from urllib.parse import urlencode
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required, permission_required
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_POST
 
-from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.accounts.roles import page_for
 from feedback.explorer.previews import preview_context
 from feedback.explorer.search import DecisionFilter, filter_context
 from feedback.rating.forms import ComparisonForm
@@ -45,10 +43,8 @@ SAVED_NOTICES = {
 }
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
+@page_for("rate", "GET", "HEAD", "POST")
 @never_cache
-@require_http_methods(["GET", "HEAD", "POST"])
 def pairs(request: HttpRequest) -> HttpResponse:
     """GET shows two responses; POST stores which one is better and shows the next pair.
 
@@ -72,9 +68,7 @@ def pairs(request: HttpRequest) -> HttpResponse:
     return _card(request, within, said=notice)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
-@require_POST
+@page_for("rate", "POST")
 def pairs_undo(request: HttpRequest) -> HttpResponse:
     """Withdraw this session's last comparison and show its pair again."""
     within = queue_filter(request)
@@ -88,9 +82,7 @@ def pairs_undo(request: HttpRequest) -> HttpResponse:
     return _to_page(within, pair=f"{comparison.left_id}~{comparison.right_id}", said="undone")
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
-@require_POST
+@page_for("rate", "POST")
 def pairs_skip(request: HttpRequest) -> HttpResponse:
     """Skip a pair for this session; `all=1` brings back every skipped pair."""
     within = queue_filter(request)

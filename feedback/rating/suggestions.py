@@ -11,9 +11,8 @@ from django.utils import timezone
 
 from feedback.models import Decision, Rating, Suggestion, Thumb
 from feedback.storage.annotation_priority import rating_share
+from feedback.storage.sql import chunks
 
-CHUNK = 500
-"""Suggestions written per statement."""
 Outcome = Suggestion.Outcome
 
 
@@ -35,8 +34,7 @@ def suggestions_record(good: Mapping[uuid.UUID, float], labeller: str) -> int:
     """Store suggestions (decision -> probability of a good answer), replacing unresolved ones; returns how many."""
     keys = list(good)
     count = 0
-    for start in range(0, len(keys), CHUNK):
-        chunk = keys[start : start + CHUNK]
+    for chunk in chunks(keys):
         settled = set(
             Suggestion.objects.filter(decision__in=chunk)
             .exclude(outcome="")

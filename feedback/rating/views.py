@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib.auth.decorators import login_required, permission_required
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_POST
 
 from backend.http import redirect_back
-from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.accounts.roles import SCOPE_PERMISSIONS, page_for
 from feedback.explorer.previews import preview_context
 from feedback.explorer.search import DecisionFilter, filter_context, narrowed_of
 from feedback.models import Decision
@@ -198,10 +196,8 @@ SAVED_NOTICES = {
 NOTICES = {"undone": "Undone", "skipped": "Skipped", "nothing": "There is nothing to undo"}
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
+@page_for("rate", "GET", "HEAD", "POST")
 @never_cache
-@require_http_methods(["GET", "HEAD", "POST"])
 def rate(request: HttpRequest) -> HttpResponse:
     """GET shows a decision; POST stores a rating and shows the next one.
 
@@ -255,9 +251,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     return _next_response(request, within, said=verdict)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
-@require_POST
+@page_for("rate", "POST")
 def rate_undo(request: HttpRequest) -> HttpResponse:
     """Withdraw this session's last rating and show its decision again."""
     within = queue_filter(request)
@@ -270,9 +264,7 @@ def rate_undo(request: HttpRequest) -> HttpResponse:
     return _to_page(request, within, decision=str(rating.decision_id), said="undone")
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
-@require_POST
+@page_for("rate", "POST")
 def rate_skip(request: HttpRequest) -> HttpResponse:
     """Skip a decision for this session; `all=1` brings back every skipped one."""
     within = queue_filter(request)

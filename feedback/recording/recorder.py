@@ -2,13 +2,13 @@
 
 A decision is noted in the process's journal, which outlives the process, before its user is answered, and is in the
 database a moment later: nobody waits for that. A rating that is sent right after the answer does (`recorded_or_never`).
-Where the database is away, the decision goes to the spool (`feedback.recording.outbox`: one line, fsynced) and is
-replayed when it is back. The id makes it once, however many ways it takes.
+Where the database is away, the decision goes to the outbox (on the disk before the answer) and is replayed when the
+database is back. Journal and outbox are files of `ratchet_client.outbox`. The id makes a decision once, however many
+ways it takes.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import threading
@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,14 +26,13 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connection
 
 from backend.disks import disk_state
-from backend.file_locks import file_lock, renew_after_fork
-from backend.logs import ProblemLog
 from feedback.models import Decision
 from feedback.recording.ingest import MAX_BULK, IngestResult, decisions_ingest
-from feedback.recording.journal import Journal, journal_contains, journals, replay_orphan
-from feedback.recording.outbox import Outbox, Progress
 from feedback.selectors import decision_get
 from feedback.storage.validation import DecisionUnknown, FeedbackRefused
+from ratchet_client.outbox import FAULTS, Outbox, Record
+from ratchet_client.problem_log import ProblemLog
+from ratchet_client.processes import exclusive, renew_after_fork
 
 logger = logging.getLogger("feedback.recording.recorder")
 
@@ -41,11 +41,13 @@ WAIT_S = 0.25
 GATHER_S = 0.03
 """Between two writes: a transaction costs as much as ten decisions in it."""
 MOST_IN_HAND = 1_000
-"""Decisions journalled and not yet in the database, at most; beyond them decisions go to the spool."""
+"""Decisions journalled and not yet in the database, at most; beyond them decisions go to the outbox."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
 """Between two tries of an unreachable database, doubled each time, half of it random."""
 IDLE_S = 5.0
-"""Seconds between two looks of an idle recorder for files spooled by others."""
+"""Seconds between two looks of an idle recorder for records of other processes."""
+ORPHAN_S = 5.0
+"""Age in seconds from which a journalled decision is replayed by any process: its own may be gone."""
 
 T = TypeVar("T")
 
@@ -58,10 +60,10 @@ class Storage(StrEnum):
 
     DATABASE = "database"
     DISK = "disk"
-    """In the journal or the spool, and soon in the database."""
+    """In the journal or the outbox, and soon in the database."""
     MEMORY = "memory"
     """Neither database nor disk took it. It waits in the process and is lost with it; where more than
-    `outbox.MAX_PENDING` wait, or it was not to be held, it is gone already."""
+    `outbox.MAX_WAITING` wait, or it was not to be held, it is gone already."""
 
     @property
     def durable(self) -> bool:
@@ -86,21 +88,19 @@ class Recorder:
     """
 
     def __init__(self, folder: Callable[[], Path], *, counted: Callable[[str], None] | None = None) -> None:
-        """folder: where the spool lies, asked each time it is needed first. counted: told `written` or `spooled`."""
+        """folder: of journal and outbox, asked each time one is needed. counted: told `written` or `spooled`."""
         self._folder = folder
         self._counted = counted or (lambda how: None)
         self._queue: deque[_PendingDecision] = deque()
         self._signal = threading.Condition()
         self._thread: threading.Thread | None = None
         self._problems = ProblemLog(logger)
-        self._outboxes: dict[Path, Outbox] = {}
         self._down_until = 0.0
         self._wrote = 0.0
         self._stopping = False
         self._hurried = False
         """Somebody waits for what is in the queue."""
         self._in_hand = 0
-        self._journal: Journal | None = None
         renew_after_fork(self)
 
     def after_fork(self) -> None:
@@ -108,15 +108,14 @@ class Recorder:
         self._signal = threading.Condition()
         self._thread = None
         self._in_hand = 0
-        if self._journal is not None:
-            self._journal.after_fork()
 
     @property
     def outbox(self) -> Outbox:
-        folder = self._folder()
-        if folder not in self._outboxes:
-            self._outboxes[folder] = Outbox(folder, self._problems)
-        return self._outboxes[folder]
+        return outbox_of(self._folder())
+
+    @property
+    def journal(self) -> Outbox:
+        return journal_of(self._folder())
 
     def recordable(self) -> bool:
         """True if disk or database would take a decision now, as far as is known without writing one."""
@@ -124,31 +123,18 @@ class Recorder:
 
     def note(self, facts: Facts, *, hold: bool = True) -> Storage:
         """Have a decision recorded soon."""
-        line = json.dumps(facts).encode("ascii") + b"\n"
+        room = len(self._queue) + self._in_hand < MOST_IN_HAND
+        if not room or time.monotonic() < self._down_until or not self._journalled(facts):
+            return self.record(facts, hold=hold)
         with self._signal:
-            if time.monotonic() >= self._down_until and len(self._queue) + self._in_hand < MOST_IN_HAND:
-                try:
-                    self._journal_open().append(line)
-                except OSError as error:
-                    self._problems.report(
-                        "journal",
-                        "the journal cannot be written; requests wait until "
-                        "the database has stored the decision",
-                        error,
-                    )
-                else:
-                    self._queue.append(_PendingDecision(facts))
-                    if len(self._queue) == 1:  # else the thread knows
-                        self._awake()
-                        self._signal.notify()
-                    return Storage.DISK
-        return self.record(facts, hold=hold)
+            self._queue.append(_PendingDecision(facts))
+            if len(self._queue) == 1:  # else the thread knows
+                self._awake()
+                self._signal.notify()
+        return Storage.DISK
 
-    def _journal_open(self) -> Journal:
-        folder = self._folder()
-        if self._journal is None or self._journal.folder != folder:
-            self._journal = Journal(folder)
-        return self._journal
+    def _journalled(self, facts: Facts) -> bool:
+        return self.journal.put(_line_of(facts), key=str(facts["id"]), hold=False)
 
     def record(self, facts: Facts, *, hold: bool = True) -> Storage:
         """Have a decision recorded, and wait for the database a moment."""
@@ -194,7 +180,7 @@ class Recorder:
         failures = 0
         looked = 0.0
         while not (self._stopping and not self._queue):
-            batch, segment = self._batch(failures)
+            batch = self._batch(failures)
             now = time.monotonic()
             try:
                 if batch:
@@ -227,19 +213,21 @@ class Recorder:
                     if not pending.done_event.is_set():
                         self._spool(pending)
                 time.sleep(FIRST_PAUSE_S)
-            # every one of them is in the database or in the spool now
-            with self._signal:
-                self._in_hand = 0
-                if self._journal is not None and batch:
-                    try:
-                        self._journal.truncate(segment)
-                    except OSError as error:
-                        # its decisions are replayed once more, which changes nothing
-                        self._problems.report("journal", "the journal cannot be emptied", error)
+            self._settle(batch)
         connection.close()
 
-    def _batch(self, failures: int) -> tuple[list[_PendingDecision], int]:
-        """All that waits, once there is something and it had time to gather; and the journal's file that it is in."""
+    def _settle(self, batch: Sequence[_PendingDecision]) -> None:
+        """Clear the journal of decisions that are in the database or in the outbox now."""
+        try:
+            self.journal.remove(str(pending.facts["id"]) for pending in batch)
+        except FAULTS as error:
+            # They are replayed once more, which changes nothing.
+            self._problems.report("journal", "the journal cannot be emptied", error)
+        with self._signal:
+            self._in_hand = 0
+
+    def _batch(self, failures: int) -> list[_PendingDecision]:
+        """All that waits, once there is something and it had time to gather."""
         with self._signal:
             if not self._queue and not self._stopping:
                 self._signal.wait(
@@ -251,7 +239,7 @@ class Recorder:
             batch = list(self._queue)
             self._queue.clear()
             self._hurried, self._in_hand = False, len(batch)
-            return batch, self._journal.rotate() if self._journal is not None and batch else 0
+            return batch
 
     def _write(self, batch: Sequence[_PendingDecision]) -> None:
         """All of a batch in one transaction. Raises OperationalError where the database is away."""
@@ -260,100 +248,65 @@ class Recorder:
         found_all = decisions_ingest([pending.facts for pending in batch], likely_new=True, reserved=True)
         self._wrote = time.monotonic()
         for pending, found in zip(batch, found_all, strict=True):
-            # a conflict is a retry that was answered anew under the same id: the first answer stands
-            if isinstance(found, FeedbackRefused) and found.code != "conflict":
+            if _is_refusal(found):
                 self._keep_refused(pending, str(found))
             pending.storage = Storage.DATABASE
             pending.done_event.set()
             self._counted("written")
 
     def _keep_refused(self, pending: _PendingDecision, reason: str) -> None:
-        """A decision the database will never take is kept beside the spool, with the reason."""
+        """A decision that the database will never take goes to the outbox: its replay keeps it with the reason."""
         self._problems.report("refused", f"a decision cannot be recorded: {reason}")
         self.outbox.put(_line_of(pending.facts))
 
     # --- Replaying ----------------------------------------------------------------------------------------
 
     def replay(self) -> int:
-        """Put into the database what is in the spool; how many decisions were read. One process at a time does.
+        """Put into the database what is in the outbox; how many decisions were read. One process at a time does.
 
         Raises OperationalError while the database is away.
         """
         outbox = self.outbox
-        if not outbox.write_pending():
+        if not outbox.write_waiting():
             self._replay_memory(outbox)
+            return 0
         if not outbox.folder.is_dir():
             return 0
-        self._replay_orphans(outbox)
-        if not outbox.pending_days():
-            return 0
+        for record in self.journal.pending(older_than_s=ORPHAN_S):
+            if outbox.put(record.body):
+                self.journal.settle([record.number])
         count = 0
-        with file_lock(outbox.folder / "sender.lock", wait=False) as free:
-            if not free:
-                return 0
-            for day in outbox.pending_days():
-                count += self._replay_day(outbox, day)
-            outbox.sweep()
+        with exclusive(outbox.folder / "sender.lock", wait=False) as free:
+            while free and (records := outbox.pending(MAX_BULK)):
+                self._replay_batch(outbox, records)
+                count += len(records)
         if count:
+            outbox.compact()
             logger.info("%d decisions were replayed from the outbox %s", count, outbox.folder)
         return count
 
     def _replay_memory(self, outbox: Outbox) -> None:
         """Write what waits in memory straight to the database, which may be back before the disk is."""
-        while lines := [line for line in outbox.pending_records(MAX_BULK) if isinstance(line["body"], dict)]:
+        while lines := outbox.waiting_bodies(MAX_BULK):
             for line, found in zip(lines, _ingest([line["body"] for line in lines]), strict=True):
-                if isinstance(found, FeedbackRefused) and found.code != "conflict":
+                if _is_refusal(found):
                     self._problems.report("refused", f"a decision cannot be recorded: {found}")
                 outbox.take_back(line)
 
-    def _replay_orphans(self, outbox: Outbox) -> None:
-        """Move decisions journalled by processes that are gone into the outbox."""
-
-        def keep(line: bytes) -> bool:
-            try:
-                body = json.loads(line)
-            except ValueError:
-                body = line.decode("utf-8", "replace")  # refused further on, with its reason
-            return outbox.put({"kind": "decision", "body": body})
-
-        for path in journals(outbox.folder):
-            replay_orphan(path, keep)
-
-    def _replay_day(self, outbox: Outbox, day: Path) -> int:
-        progress: Progress = outbox.progress(day)
-        count = 0
-        batch: list[Any] = []
-
-        def flush() -> None:
-            nonlocal count
-            for record, found in zip(batch, _ingest([record.body["body"] for record in batch]), strict=True):
-                if isinstance(found, FeedbackRefused) and found.code != "conflict":
-                    outbox.refuse(day, record, str(found))
-                    progress.refused += 1
-                else:
-                    progress.sent += 1
-            count += len(batch)
-            progress.position = batch[-1].end
-            outbox.progress_save(day, progress)
-            batch.clear()
-
-        for record in outbox.records(day, progress.position):
-            body = record.body.get("body") if record.body else None
-            if isinstance(body, dict):
-                batch.append(record)
-                if len(batch) >= MAX_BULK:
-                    flush()
-                continue
-            if batch:
-                flush()
-            if record.fault or record.body is not None:
-                outbox.refuse(day, record, record.fault or "expected a decision under `body`")
-                progress.refused += 1
-            progress.position = record.end
-            outbox.progress_save(day, progress)
-        if batch:
-            flush()
-        return count
+    def _replay_batch(self, outbox: Outbox, records: Sequence[Record]) -> None:
+        decisions = [record for record in records if isinstance(record.body.get("body"), dict)]
+        found_all = _ingest([record.body["body"] for record in decisions])
+        reasons = {
+            record.number: str(found)
+            for record, found in zip(decisions, found_all, strict=True)
+            if _is_refusal(found)
+        }
+        reasons |= {
+            record.number: "expected a decision under `body`" for record in records if record not in decisions
+        }
+        for number, reason in reasons.items():
+            outbox.refuse(number, reason)
+        outbox.settle(record.number for record in records if record.number not in reasons)
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread after its pending decisions are written."""
@@ -362,9 +315,6 @@ class Recorder:
             self._signal.notify_all()
         if self._thread is not None:
             self._thread.join(timeout_s)
-        with self._signal:
-            if self._journal is not None and not self._queue and not self._in_hand:
-                self._journal.close()
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until nothing is left to write or replay; False when time ran out."""
@@ -376,8 +326,8 @@ class Recorder:
             if (
                 not self._queue
                 and not self._in_hand
-                and not self.outbox.pending_days()
-                and not self.outbox.pending_count
+                and not self.outbox.pending_count()
+                and not self.outbox.waiting
             ):
                 return True
             time.sleep(0.02)
@@ -387,6 +337,11 @@ class Recorder:
 def _line_of(facts: Facts) -> dict[str, Any]:
     """A decision as the spool keeps it."""
     return {"kind": "decision", "body": dict(facts)}
+
+
+def _is_refusal(found: IngestResult | FeedbackRefused) -> bool:
+    """False for a conflict: the decision was answered anew under the same id, and the first answer stands."""
+    return isinstance(found, FeedbackRefused) and found.code != "conflict"
 
 
 def _ingest(bodies: Sequence[Facts]) -> list[IngestResult | FeedbackRefused]:
@@ -407,6 +362,18 @@ def spool_folder() -> Path:
     return folder
 
 
+@cache
+def outbox_of(folder: Path) -> Outbox:
+    """Decisions that the database did not take."""
+    return Outbox(folder, ProblemLog(logger))
+
+
+@cache
+def journal_of(folder: Path) -> Outbox:
+    """Decisions that a process of this machine has in hand. A power cut loses the last of them."""
+    return Outbox(folder, ProblemLog(logger), name="journal", fsync=False)
+
+
 def recorded_or_never(*decisions: uuid.UUID | str, then: Callable[[], T]) -> T:
     """The value of `then`; where it finds no decision that was answered a moment ago, once more when that is
     recorded.
@@ -416,22 +383,18 @@ def recorded_or_never(*decisions: uuid.UUID | str, then: Callable[[], T]) -> T:
     try:
         return then()
     except DecisionUnknown:
+        journal = journal_of(spool_folder())
         deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline and any(
-            journal_contains(spool_folder(), str(id)) for id in decisions
-        ):
+        while time.monotonic() < deadline and any(journal.contains(str(id)) for id in decisions):
             time.sleep(0.01)
         return then()
 
 
 def decision_recorded(id: uuid.UUID) -> Decision | None:
     """A decision by its id; where a process of this machine has it pending, once it is written, WAIT_S at most."""
+    journal = journal_of(spool_folder())
     deadline = time.monotonic() + WAIT_S
-    while (
-        (row := decision_get(id)) is None
-        and journal_contains(spool_folder(), str(id))
-        and time.monotonic() < deadline
-    ):
+    while (row := decision_get(id)) is None and journal.contains(str(id)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return row
 

@@ -16,14 +16,13 @@ import uuid
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
 
 from django.db import Error as DjangoDatabaseError
 from django.db.models import QuerySet
 from django.utils import timezone
 
 from feedback.models import ProblemRow
-from feedback.storage.sql import IDS
+from feedback.storage.sql import chunks
 
 logger = logging.getLogger("feedback.problems")
 
@@ -82,7 +81,7 @@ class RowReader:
         known = problems(self.agent, self.reader).order_by()
         before = set(known.values_list("decision", flat=True))
         mended = (before if looked_at is None else before & set(looked_at)) - set(self.unreadable)
-        for chunk in _chunks(mended):
+        for chunk in chunks(mended):
             known.filter(decision__in=chunk).delete()
         now = timezone.now()
         ProblemRow.objects.bulk_create(
@@ -141,10 +140,4 @@ def problem_ids(agent: str, reader: str) -> set[uuid.UUID]:
 
 def problems_remove(decisions: Iterable[uuid.UUID]) -> int:
     """Remove the problems of these decisions; how many there were."""
-    return sum(ProblemRow.objects.filter(decision__in=chunk).delete()[0] for chunk in _chunks(decisions))
-
-
-def _chunks(ids: Iterable[uuid.UUID]) -> Iterable[list[Any]]:
-    every = list(ids)
-    for start in range(0, len(every), IDS):
-        yield every[start : start + IDS]
+    return sum(ProblemRow.objects.filter(decision__in=chunk).delete()[0] for chunk in chunks(decisions))

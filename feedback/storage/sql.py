@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -18,8 +18,18 @@ from django.db.models import F, Model, QuerySet
 
 from feedback.models import Decision, Rating
 
-IDS = 900
-"""Ids named in one statement; older SQLite takes 999 values."""
+IDS = 400
+"""Ids named in one statement. Older SQLite takes 999 values, and some statements name each id twice."""
+
+
+T = TypeVar("T")
+
+
+def chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    """The items in lists that fit into one statement."""
+    every = list(items)
+    for start in range(0, len(every), IDS):
+        yield every[start : start + IDS]
 
 
 class NoDecision(Exception):

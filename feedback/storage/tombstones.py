@@ -19,7 +19,7 @@ from django.db import IntegrityError, transaction
 
 from feedback.cache import TTLCache
 from feedback.models import Decision, Tombstone, Trace
-from feedback.storage.sql import IDS
+from feedback.storage.sql import chunks
 from feedback.storage.validation import FeedbackConflict
 
 Kind = Tombstone.Kind
@@ -115,8 +115,8 @@ def erased_refusal(what: str, pk: uuid.UUID) -> ErasedConflict:
 
 def _tombstone_rows(digests: Sequence[str]) -> list[tuple[str, str, datetime]]:
     found: list[tuple[str, str, datetime]] = []
-    for start in range(0, len(digests), IDS):
-        rows = Tombstone.objects.filter(digest__in=digests[start : start + IDS]).order_by()
+    for chunk in chunks(digests):
+        rows = Tombstone.objects.filter(digest__in=chunk).order_by()
         found += rows.values_list("kind", "digest", "created_at")
     return found
 

@@ -29,7 +29,6 @@ from feedback.storage.sql import rows_in
 from feedback.transfer.export_rows import (
     FETCH,
     decision_exports,
-    decision_texts,
     in_chains,
     only_standing,
     pieces,
@@ -175,10 +174,7 @@ def history(selection: Selection, left_out: Counter[str]) -> Iterator[Any]:
         yield from _history_of(selected_exports(selection, left_out), selection.agent)
         return
     yield from _trace_rows(selection.agent)
-    if connection.vendor == "postgresql":
-        yield from decision_texts(selection.agent)
-    else:
-        yield from selected_exports(selection, left_out)
+    yield from selected_exports(selection, left_out)
     yield from _comparison_rows(selection.agent)
 
 

@@ -7,8 +7,7 @@ the import that were superseded here are taken out of their chains, so that the 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -17,6 +16,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
+from backend.bodies import Answer
 from backend.installation import PROGRAM
 from feedback.erasure.withdrawals import prompts_trained_on, trained_text
 from feedback.models import (
@@ -32,10 +32,7 @@ from feedback.models import (
     Trace,
 )
 from feedback.storage.annotation_priority import policy_uncertainty, priority_update
-from feedback.storage.sql import RatingProgress
-
-CHUNK = 400
-"""Ids named in one statement, where it names each twice."""
+from feedback.storage.sql import IDS, RatingProgress, chunks
 
 ATTEMPTS = 5
 """Tries of an undo, where somebody adds to one of its decisions at the same moment."""
@@ -58,8 +55,7 @@ class ImportUnknown(UndoRefused):
     code = "not_found"
 
 
-@dataclass
-class Undone:
+class Undone(Answer):
     """Report of an undo: what was removed of an import, or with dry_run would be."""
 
     batch: int
@@ -76,14 +72,11 @@ class Undone:
     """Traces of the import that a decision that stays belongs to."""
     withdrawals: int = 0
     """Withdrawals of ratings of the import, which are removed with them."""
-    trained_on: dict[str, list[Any]] = field(default_factory=dict)
+    trained_on: dict[str, list[Any]] = {}
     """Artefacts trained on it: {runs, policies, labels, snapshots, evaluations}; empty lists are left out."""
-    imports_since: list[int] = field(default_factory=list)
+    imports_since: list[int] = []
     """Later imports that found rows here already; some of these may have been this import's."""
     forced: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def was_trained_on(self) -> bool:
@@ -123,7 +116,7 @@ def _undone(number: int, actor: str, dry_run: bool, force: bool) -> Undone:
         raise UndoRefused(
             f"import {number} ({batch.file}) was undone on {batch.undone_at:%Y-%m-%d %H:%M} by {batch.undone_by}"
         )
-    work = _UndoJob(batch, Undone(number, batch.file, dry_run, forced=force))
+    work = _UndoJob(batch, Undone(batch=number, file=batch.file, dry_run=dry_run, forced=force))
     report = work.done
     report.trained_on = trained_on(batch)
     if report.was_trained_on and not force and not dry_run:
@@ -138,7 +131,7 @@ def _undone(number: int, actor: str, dry_run: bool, force: bool) -> Undone:
     ]
     work.remove()
     if not dry_run:
-        batch.undone_at, batch.undone_by, batch.undone = timezone.now(), actor[:200], report.as_dict()
+        batch.undone_at, batch.undone_by, batch.undone = timezone.now(), actor[:200], Undone.of(report)
         batch.attached = []
         batch.save(update_fields=["undone_at", "undone_by", "undone", "attached"])
     return report
@@ -196,7 +189,7 @@ class _UndoJob:
     def _detach(self) -> None:
         """Decisions that were here before the import lose the trace it gave them."""
         attached = [uuid.UUID(pk) for pk in self.batch.attached]
-        for chunk in _chunks(attached):
+        for chunk in chunks(attached):
             self._note_traces(chunk)
             Decision.objects.filter(pk__in=chunk).update(trace=None)
 
@@ -217,7 +210,7 @@ class _UndoJob:
             links |= relinked
         self.done.withdrawals += len(dropped)
         removed = _delete(rows.filter(import_batch=self.batch))
-        for chunk in _chunks(dropped):
+        for chunk in chunks(dropped):
             _delete(rows.filter(pk__in=chunk))
         for pk, before in links.items():
             rows.filter(pk=pk).update(supersedes=before)
@@ -234,9 +227,9 @@ class _UndoJob:
         mine = Decision.objects.filter(import_batch=self.batch).order_by()
         self.done.decisions_kept = mine.filter(_added_to()).count()
         removable = mine.filter(~_added_to())
-        while ids := list(removable.values_list("pk", flat=True)[:CHUNK]):
+        while ids := list(removable.values_list("pk", flat=True)[:IDS]):
             self.done.decisions += self._remove_chunk(ids)
-        for chunk in _chunks(list(touched)):
+        for chunk in chunks(touched):
             left = Decision.objects.filter(~_added_to(), pk__in=chunk, import_batch__undone_at__isnull=False)
             self.done.decisions += self._remove_chunk(list(left.order_by().values_list("pk", flat=True)))
 
@@ -253,7 +246,7 @@ class _UndoJob:
         mine = Trace.objects.filter(import_batch=self.batch).order_by()
         self.done.traces_kept = mine.filter(used).count()
         self.done.traces = _delete(mine.filter(~used))
-        for chunk in _chunks(list(self._traces_left)):
+        for chunk in chunks(self._traces_left):
             left = Trace.objects.filter(~used, pk__in=chunk, import_batch__undone_at__isnull=False)
             self.done.traces += _delete(left.order_by())
 
@@ -262,7 +255,7 @@ class _UndoJob:
         remaining_ids = (
             Decision.objects.filter(import_batch=self.batch).order_by().values_list("pk", flat=True)
         )
-        for chunk in _chunks([*touched, *remaining_ids]):
+        for chunk in chunks([*touched, *remaining_ids]):
             ratings_recount(chunk)
 
 
@@ -306,7 +299,7 @@ def _chain_without(
 
 
 def decisions_remove(ids: Sequence[uuid.UUID]) -> int:
-    """Remove decisions of which nothing is said any more, with what is kept beside them. At most CHUNK at once."""
+    """Remove decisions of which nothing is said any more, with what is kept beside them. At most IDS at once."""
     if not ids:
         return 0
     Lease.objects.filter(decision__in=ids).delete()
@@ -344,8 +337,3 @@ def _delete(rows: QuerySet[Any]) -> int:
     """Delete rows straight in SQL: the models protect rows that others point to, and chains point to themselves.
     Foreign keys are checked at the end of the transaction."""
     return rows._raw_delete(rows.db)
-
-
-def _chunks(ids: Sequence[uuid.UUID]) -> Iterator[Sequence[uuid.UUID]]:
-    for start in range(0, len(ids), CHUNK):
-        yield ids[start : start + CHUNK]

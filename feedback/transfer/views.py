@@ -14,9 +14,8 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
-from django.views.decorators.http import require_POST, require_safe
 
-from feedback.accounts.roles import SCOPE_PERMISSIONS
+from feedback.accounts.roles import SCOPE_PERMISSIONS, page_for
 from feedback.erasure.withdrawals import trained_text
 from feedback.models import SLUG_PATTERN, ImportBatch
 from feedback.selectors import agent_slugs
@@ -26,7 +25,7 @@ from feedback.transfer.export_views import Selection
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import MAX_LICENCE, ImportRefused, order_import
 from feedback.transfer.import_report import COUNTS, batch_get, batches, count_text, rows_remaining
-from feedback.transfer.import_undo import FORCE, UndoRefused, import_undo
+from feedback.transfer.import_undo import FORCE, Undone, UndoRefused, import_undo
 from feedback.transfer.uploads import (
     Upload,
     too_large,
@@ -121,9 +120,7 @@ def _trial_response(request: HttpRequest, upload: Upload, *, fault: str = "") ->
     return render(request, "feedback/import_tried.html", trial.context, status=status)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@page_for("operate", "POST")
 def import_do(request: HttpRequest) -> HttpResponse:
     """Import what this session uploaded and tried."""
     upload = _session_upload(request)
@@ -158,9 +155,7 @@ def _forget(request: HttpRequest) -> None:
     uploads_sweep(str(upload.get("token", "")) or "-")
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def exports(request: HttpRequest) -> HttpResponse:
     """Page to choose a format and an agent to export."""
     return render(
@@ -168,9 +163,7 @@ def exports(request: HttpRequest) -> HttpResponse:
     )
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def export_file(request: HttpRequest) -> HttpResponseBase:
     """The file itself, as a stream: `?format=&agent=`."""
     name, agent = request.GET.get("format", "ratchet"), request.GET.get("agent") or None
@@ -198,9 +191,7 @@ OPTIONS = {
 UNDONE = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdrawals")
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def import_list(request: HttpRequest) -> HttpResponse:
     """Every import, newest first: `?agent=&page=`."""
     agent = request.GET.get("agent", "")
@@ -210,17 +201,13 @@ def import_list(request: HttpRequest) -> HttpResponse:
     return render(request, "feedback/imports.html", context)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["read"], raise_exception=True)
-@require_safe
+@page_for("read")
 def import_detail(request: HttpRequest, number: int) -> HttpResponse:
     """One import with its report."""
     return render(request, "feedback/import_one.html", _context(_batch_or_404(number)))
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@page_for("operate", "POST")
 def import_take_back(request: HttpRequest, number: int) -> HttpResponse:
     """Try to take an import back and ask; `confirm=on` does it, `force=on` although something was trained on it."""
     batch = _batch_or_404(number)
@@ -232,13 +219,13 @@ def import_take_back(request: HttpRequest, number: int) -> HttpResponse:
             request, "feedback/import_one.html", {**_context(batch), "fault": str(refusal)}, status=409
         )
     if confirmed:
-        removed = ", ".join(count_text(count, name) for name, count in _removed_counts(report.as_dict()))
+        removed = ", ".join(count_text(count, name) for name, count in _removed_counts(Undone.of(report)))
         messages.success(request, f"Import {number} was undone: {removed or 'nothing'} removed.")
         return redirect("import-one", number=number)
     context = {
         **_context(batch),
         "tried": report,
-        "removed": _removed_counts(report.as_dict()),
+        "removed": _removed_counts(Undone.of(report)),
         "trained": trained_text(report.trained_on) if report.was_trained_on else "",
         "force": FORCE,
     }

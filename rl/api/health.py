@@ -142,13 +142,11 @@ class Metrics(ApiView):
 
 def _gauges() -> dict[str, tuple[str, float]]:
     spool = recorder.outbox
-    behind = (
-        sum(day.stat().st_size - spool.progress(day).position for day in spool.pending_days())
-        if spool.folder.is_dir()
-        else 0
-    )
     counts: dict[str, Any] = {
-        "ratchet_spool_bytes": ("Bytes of decisions in the outbox, not in the database yet", behind),
+        "ratchet_spool_bytes": (
+            "Bytes of decisions in the outbox, not in the database yet",
+            spool.pending_bytes(),
+        ),
         "ratchet_spool_lost": (
             "Decisions lost because neither the database nor the disk could store them",
             spool.lost,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 
 from backend.disks import file_replace
-from backend.file_locks import file_lock
+from ratchet_client.processes import exclusive
 from rl.agents.base import Message
 from rl.checksums import sums_write
 from rl.datasets import DatasetRefused, snapshot_rows
@@ -251,7 +251,7 @@ def base_export(
     folder.mkdir(parents=True, exist_ok=True)
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
     llama_cpp_path = settings.LLAMA_CPP_PATH or None
-    with file_lock(folder / "making.lock"):
+    with exclusive(folder / "making.lock"):
         # another process may have written it while this one waited: the folder is named by the identity of the base
         present = serving_file(folder) if quantization == AUTO else folder / f"base-{quantization}.gguf"
         if present is not None and present.is_file() and base_file_is_whole(present):

@@ -70,7 +70,7 @@ def world_recorded(decisions: int = 24) -> Decision:
     suggestions_record({row.pk: 0.8 for row in rows[decisions // 2 :]}, f"{AGENT}-labels-1")
     rewards_calculate(AGENT)
     decisions_withdraw(
-        WithdrawalSelection(ids=(rows[-1].pk,)), actor="ada", reason="Recorded by a load test of the checkout"
+        WithdrawalSelection(ids=[rows[-1].pk]), actor="ada", reason="Recorded by a load test of the checkout"
     )
     reader = RowReader(AGENT, "dataset")
     reader.skip(

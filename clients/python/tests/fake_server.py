@@ -84,17 +84,11 @@ class Ratchet:
 
 
 def spooled(collector: TraceCollector) -> list[dict[str, Any]]:
-    """What the spool holds, in the order it was written."""
-    lines = [line for day in collector.outbox.days() for line in day.read_text().splitlines()]
-    return [json.loads(line)["body"] for line in lines]
+    """Bodies of the records that wait in the outbox, in the order they were put."""
+    return [record.body["body"] for record in collector.outbox.pending()]
 
 
 def steps(collector: TraceCollector) -> list[dict[str, Any]]:
     (trace,) = spooled(collector)
     found: list[dict[str, Any]] = trace["steps"]
     return found
-
-
-def refused(collector: TraceCollector) -> list[dict[str, Any]]:
-    files = collector.outbox.folder.glob("*.refused.jsonl")
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fake_server import spooled
 from ratchet_client import CheckpointLoader, TraceCollector, checkpoints
 from ratchet_client.checkpoints import _Session
 
@@ -370,5 +371,4 @@ def test_loaded_traces_go_through_a_collector(tmp_path: Path) -> None:
     collector = TraceCollector("support-bot", spool_dir=tmp_path / "spool")
     traces = list(CheckpointLoader(tmp_path / "saved", agent="support-bot").traces())
     assert all(collector.add(trace) for trace in traces)
-    (day,) = collector.outbox.days()
-    assert [json.loads(line)["body"] for line in day.read_text().splitlines()] == traces
+    assert spooled(collector) == traces

@@ -17,12 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from fake_server import ROOT, Ratchet, refused
+from fake_server import ROOT, Ratchet
 from ratchet_client import (
     TraceCollector,
     sender,
 )
-from ratchet_client.file_locks import file_lock
+from ratchet_client.outbox import Outbox
+from ratchet_client.problem_log import ProblemLog
+from ratchet_client.processes import exclusive
 from ratchet_client.sender import Delivery, Disposition, HttpConnection, HttpResponse, delivery_of
 
 
@@ -100,7 +102,7 @@ def test_what_may_pass_is_kept_and_sent_later(
     for i in range(3):
         connected.trace(f"run-{i}").finish()
     assert connected.flush(0.5) is False
-    assert refused(connected) == []
+    assert connected.refused() == []
     ratchet.answer = lambda path, body: None
     assert connected.flush(20)
     assert ratchet.runs == Counter({f"run-{i}": 1 for i in range(3)})
@@ -115,7 +117,7 @@ def test_what_is_refused_for_good_is_kept_apart_with_the_reason(
     connected.trace("good").finish()
     assert connected.flush(10)
     assert ratchet.runs == Counter(["good"])
-    (entry,) = refused(connected)
+    (entry,) = connected.refused()
     assert entry["record"]["body"]["run_id"] == "bad"
     assert entry["reason"].startswith(f"HTTP {status}")
 
@@ -145,19 +147,6 @@ def test_one_trace_the_server_fails_on_does_not_hold_up_the_others(
 
 
 @pytest.mark.slow
-def test_yesterdays_poison_does_not_hold_up_today(ratchet: Ratchet, tmp_path: Path) -> None:
-    earlier = TraceCollector("support-bot", spool_dir=tmp_path)
-    earlier.trace("poison").finish()
-    (day,) = earlier.outbox.days()
-    day.rename(day.with_name("2020-02-29.jsonl"))
-    ratchet.answer = lambda path, body: 500 if body["run_id"] == "poison" else None
-    collector = TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path, keep_days=None)
-    collector.trace("today").finish()
-    assert collector.close(1) is False
-    assert ratchet.runs == Counter(["today"])
-
-
-@pytest.mark.slow
 def test_a_rating_waits_for_a_trace_that_is_held_up(ratchet: Ratchet, connected: TraceCollector) -> None:
     ratchet.answer = lambda path, body: (
         500
@@ -169,7 +158,7 @@ def test_a_rating_waits_for_a_trace_that_is_held_up(ratchet: Ratchet, connected:
     connected.rate(key, rater="u", thumb="up")
     connected.trace("other").finish()
     assert connected.flush(1) is False
-    assert refused(connected) == []
+    assert connected.refused() == []
     ratchet.answer = lambda path, body: None
     assert connected.flush(20)
     assert [path for path, _, body in ratchet.requests if body["id"] in ratchet.taken][
@@ -182,41 +171,7 @@ def test_a_rating_of_an_unknown_decision_is_refused(ratchet: Ratchet, connected:
     ratchet.answer = lambda path, body: 404 if "ratings" in path else None
     connected.rate(uuid.uuid4(), rater="u", thumb="up")
     assert connected.flush(10)
-    assert [entry["record"]["kind"] for entry in refused(connected)] == ["rating"]
-
-
-def test_a_torn_line_is_set_apart_and_what_follows_is_sent(ratchet: Ratchet, tmp_path: Path) -> None:
-    earlier = TraceCollector("support-bot", spool_dir=tmp_path)
-    earlier.trace("whole").finish()
-    (day,) = earlier.outbox.days()
-    with day.open("ab") as file:
-        file.write(b'{"kind": "trace", "body": {"id": "torn')  # the power went here
-    earlier.trace("after").finish()
-    with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path) as collector:
-        assert collector.flush(10)
-        (entry,) = refused(collector)
-    assert ratchet.runs == Counter(["whole", "after"])
-    assert "expected a line of JSON" in entry["reason"]
-    assert "torn" in entry["record"]
-
-
-def test_a_torn_last_line_ends_the_wait(ratchet: Ratchet, tmp_path: Path) -> None:
-    tmp_path.joinpath("2020-02-29.jsonl").write_bytes(b'{"kind": "tra')
-    with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path, keep_days=None) as collector:
-        assert collector.flush(10)
-        assert len(refused(collector)) == 1
-
-
-def test_days_long_sent_are_removed_and_refused_ones_stay(ratchet: Ratchet, tmp_path: Path) -> None:
-    body = json.dumps({"kind": "trace", "body": {"id": str(uuid.uuid4()), "run_id": "old"}})
-    tmp_path.joinpath("2020-02-28.jsonl").write_text(body + "\nnot json\n")
-    with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path) as collector:
-        collector.trace("new").finish()
-        assert collector.flush(10)
-        names = sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".jsonl")
-    assert ratchet.runs == Counter(["old", "new"])
-    assert names[0] == "2020-02-28.refused.jsonl"
-    assert len(names) == 2
+    assert [entry["record"]["kind"] for entry in connected.refused()] == ["rating"]
 
 
 def test_a_kept_alive_connection_the_server_has_closed_is_opened_anew(ratchet: Ratchet) -> None:
@@ -332,16 +287,13 @@ while True:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
-    spooled_then = {
-        json.loads(line)["body"]["id"]
-        for day in tmp_path.glob("????-??-??.jsonl")
-        for line in day.read_bytes().split(b"\n")[:-1]
-    }
-    assert len(spooled_then) >= 20
+    left = {record.body["body"]["id"] for record in Outbox(tmp_path, ProblemLog()).pending()}
+    made = left | set(ratchet.taken)
+    assert len(made) >= 20
     with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path) as collector:
         assert collector.flush(60)
-        assert len(refused(collector)) <= 1  # the line it was killed in, if any
-    assert set(ratchet.taken) == spooled_then
+        assert collector.refused() == []
+    assert set(ratchet.taken) == made
     assert set(ratchet.runs.values()) == {1}
     seen = Counter(body["id"] for _, _, body in ratchet.requests)
     assert [n for n in seen.values() if n > 1] in ([], [2])  # the one on its way when the process was killed
@@ -365,7 +317,7 @@ threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
         assert process.returncode == 0, errors
     with TraceCollector("support-bot", ratchet.url, spool_dir=tmp_path) as collector:
         assert collector.flush(30)
-        assert refused(collector) == []
+        assert collector.refused() == []
     assert ratchet.runs == Counter({f"{p}-{t}-{i}": 1 for p in range(4) for t in range(4) for i in range(25)})
     assert len(ratchet.requests) == 400
 
@@ -406,8 +358,10 @@ def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_pat
 import os, time
 from pathlib import Path
 from typing import Any
-from ratchet_client.file_locks import file_lock
-with file_lock(Path(sys.argv[1]) / "append.lock"):
+from ratchet_client.outbox import Outbox
+from ratchet_client.problem_log import ProblemLog
+from ratchet_client.processes import exclusive
+with exclusive(Path(sys.argv[1]) / "append.lock"):
     worker = os.fork()
     if not worker:
         print(os.getpid(), flush=True)
@@ -416,11 +370,11 @@ with file_lock(Path(sys.argv[1]) / "append.lock"):
     process = child(code, str(tmp_path))
     assert process.stdout is not None
     worker = int(process.stdout.readline())
-    with file_lock(tmp_path / "append.lock", wait=False) as free:
+    with exclusive(tmp_path / "append.lock", wait=False) as free:
         assert not free
     process.kill()
     process.wait(30)
-    with file_lock(tmp_path / "append.lock", wait=False) as free:
+    with exclusive(tmp_path / "append.lock", wait=False) as free:
         assert free
     os.kill(worker, signal.SIGKILL)
     process.communicate(timeout=30)

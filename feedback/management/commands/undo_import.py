@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 from backend.command import RatchetCommand
 from feedback.erasure.withdrawals import trained_text
 from feedback.transfer.import_report import count_text
-from feedback.transfer.import_undo import UndoRefused, import_undo
+from feedback.transfer.import_undo import Undone, UndoRefused, import_undo
 
 COUNTS = ("decisions", "ratings", "comparisons", "outcomes", "traces", "withdrawals")
 
@@ -44,10 +44,10 @@ class Command(RatchetCommand):
             )
         except UndoRefused as refusal:
             if options["json"]:
-                found = refusal.undone.as_dict() if refusal.undone else {}
+                found = Undone.of(refusal.undone) if refusal.undone else {}
                 self.stdout.write(json.dumps({**found, "undone": False, "reason": str(refusal)}))
             raise
-        return {**done.as_dict(), "undone": not done.dry_run}
+        return {**Undone.of(done), "undone": not done.dry_run}
 
     def show(self, result: dict[str, Any]) -> None:
         what = "Would undo" if result["dry_run"] else "Undid"

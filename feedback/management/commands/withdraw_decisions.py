@@ -8,6 +8,7 @@ from django.core.management.base import CommandParser
 
 from backend.command import RatchetCommand
 from feedback.erasure.withdrawals import (
+    Withdrawn,
     decisions_withdraw,
     selection_read,
     trained_text,
@@ -94,9 +95,10 @@ class Command(RatchetCommand):
             )
             return {"restored": options["restore"], "decisions": count, "dry_run": options["dry_run"]}
         selection = selection_read({name: options[name] for name in SELECTION})
-        return decisions_withdraw(
+        done = decisions_withdraw(
             selection, actor="withdraw_decisions", reason=options["reason"], dry_run=options["dry_run"]
-        ).as_dict()
+        )
+        return Withdrawn.of(done)
 
     def show(self, result: dict[str, Any]) -> None:
         if "withdrawals" in result:

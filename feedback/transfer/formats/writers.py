@@ -27,14 +27,6 @@ Line: TypeAlias = dict[str, Any]
 """One row of a file, ready to become JSON; may hold orjson.Fragment."""
 
 
-class LineWritten(dict[str, Any]):
-    """A row of a file that is JSON already; of what stands in it only the type is known here."""
-
-    def __init__(self, kind: str, text: bytes) -> None:
-        super().__init__(type=kind)
-        self.text = text
-
-
 Writer: TypeAlias = Callable[[Iterable[Any], Counter[str]], Iterator[Line]]
 """Records to rows; what the format has no words for is counted by reason instead."""
 
@@ -301,12 +293,6 @@ class TraceRow(row_of(TRACE, "id", after=("created_at",))):  # type: ignore[misc
     """A trace, its JSON columns as text."""
 
     __slots__ = ()
-
-
-class DecisionText(NamedTuple):
-    """A decision with all that was said of it, as the text of a line of our own format."""
-
-    text: bytes
 
 
 class DecisionExport(NamedTuple):

@@ -22,8 +22,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 from ratchet_client.collector import TraceCollector
 from ratchet_client.decisions import complete_json, normalize_messages, validate_agent
 from ratchet_client.errors import RatchetError, RequestRefused, ServerUnavailable
-from ratchet_client.file_locks import renew_after_fork
 from ratchet_client.json_values import truncate
+from ratchet_client.processes import renew_after_fork
 from ratchet_client.transport import MAX_IDLE_CONNECTIONS, HttpPool, HttpResponse
 
 MAX_ANSWER_BYTES = 32_000_000

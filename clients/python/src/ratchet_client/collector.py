@@ -26,9 +26,9 @@ class CollectorStatus:
     """Counts of records by where they are."""
 
     sent: int
-    """Records that the server has, of the days still in the outbox."""
+    """Records that this collector has sent."""
     refused: int
-    """Records that the server refused. `*.refused.jsonl` holds them with the reasons."""
+    """Records in the outbox that the server refused. `refused` lists them with the reasons."""
     pending_bytes: int
     """Bytes in the outbox that the server does not have yet."""
     waiting: int
@@ -63,11 +63,10 @@ class TraceCollector:
         timeout_s: float = 10.0,
         exit_timeout_s: float = 2.0,
         fsync: bool = True,
-        keep_days: int | None = 30,
     ) -> None:
         self.agent = validate_agent(agent)
         self.problems = ProblemLog()
-        self.outbox = Outbox(Path(spool_dir).absolute(), self.problems, fsync=fsync, keep_days=keep_days)
+        self.outbox = Outbox(Path(spool_dir).absolute(), self.problems, fsync=fsync)
         self._sender = (
             Sender(self.outbox, HttpConnection(url, api_key, timeout_s), self.problems) if url else None
         )
@@ -81,7 +80,7 @@ class TraceCollector:
     @log_errors
     def _wake_if_pending(self, sender: Sender) -> None:
         """Send at once what an earlier process left in the outbox."""
-        if self.outbox.pending():
+        if self.outbox.pending_count():
             sender.wake()
 
     # --- Recording ----------------------------------------------------------------------------------------
@@ -196,7 +195,7 @@ class TraceCollector:
         return self.outbox.write_waiting() if self._sender is None else self._sender.flush(timeout_s)
 
     def status(self) -> CollectorStatus:
-        """Counts over the days in the outbox. If it cannot be read: zeros and the problem."""
+        """Counts of records. If the outbox cannot be read: zeros and the problem."""
         unreadable = CollectorStatus(
             0, 0, 0, self.outbox.waiting, self.outbox.lost, f"{self.outbox.folder} cannot be read"
         )
@@ -204,15 +203,22 @@ class TraceCollector:
 
     @log_errors
     def _status(self) -> CollectorStatus:
-        days = [(self.outbox.progress(day), day.stat().st_size) for day in self.outbox.days()]
         return CollectorStatus(
-            sent=sum(progress.sent for progress, _ in days),
-            refused=sum(progress.refused for progress, _ in days),
-            pending_bytes=sum(size - progress.position for progress, size in days),
+            sent=self._sender.sent if self._sender is not None else 0,
+            refused=len(self.outbox.refused()),
+            pending_bytes=self.outbox.pending_bytes(),
             waiting=self.outbox.waiting,
             lost=self.outbox.lost,
             last_problem=self._sender.last_problem if self._sender is not None else "",
         )
+
+    def refused(self) -> list[dict[str, Any]]:
+        """Records that the server refused, each with the reason: {reason, record}."""
+        return self._refused() or []
+
+    @log_errors
+    def _refused(self) -> list[dict[str, Any]]:
+        return self.outbox.refused()
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Flush and end the background thread. Later records stay in the outbox."""

@@ -1,96 +1,108 @@
-"""Outbox: records in JSON-lines files, one per day, until a server has them. Crashes and forks lose none."""
+"""Outbox: records in an SQLite file until somebody has them. Crashes, forks and power cuts lose none."""
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from ratchet_client.file_locks import file_lock, fsync_folder, renew_after_fork, write_whole
 from ratchet_client.problem_log import ProblemLog
+from ratchet_client.processes import renew_after_fork
 
 MAX_WAITING = 1_000
 """Most records in memory while the disk cannot be written. Further records are lost, and the log says so."""
+BUSY_S = 10.0
+"""Seconds that a write waits for the writes of other processes."""
+SUFFIX = ".sqlite3"
+FAULTS = (OSError, sqlite3.Error)
 
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS record (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    key TEXT NOT NULL,
+    body TEXT NOT NULL,
+    put_at REAL NOT NULL,
+    tries INTEGER NOT NULL DEFAULT 0,
+    refused TEXT
+);
+CREATE INDEX IF NOT EXISTS record_key ON record (key);
+"""
 
-@dataclass
-class Progress:
-    """Progress of sending one day's file. It is written beside the file after each response of the server."""
+T = TypeVar("T")
 
-    position: int = 0
-    """Byte position: the records before it were handled, except those in `held`."""
-    held: list[int] = field(default_factory=list)
-    """Positions of records on which the server failed while it took others. They are sent again."""
-    sent: int = 0
-    refused: int = 0
+_left_to_parent: list[sqlite3.Connection | None] = []
+"""Connections of a parent process. SQLite forbids to use or to close them in its child."""
 
 
 class Record(NamedTuple):
-    """A line of a day's file: start and end in bytes, and its object or its fault. A blank line has neither."""
+    """A record that waits. Numbers grow in the order in which records were put."""
 
-    start: int
-    end: int
-    body: dict[str, Any] | None
-    fault: str
-    raw: str
+    number: int
+    body: dict[str, Any]
 
 
 class Outbox:
-    """A folder of files such as `2026-11-21.jsonl`, to which threads and processes append.
+    """A file of records, such as `outbox.sqlite3`, to which threads and processes append.
 
-    Each has a `.progress.json` (how much the server has) and, if needed, a `.refused.jsonl` (refused records with
-    reasons). Only the owner can read the files. A file that was sent completely is removed after `keep_days` days.
+    A record is deleted when its receiver has it. A refused one stays, with the reason. Only the owner can read the
+    file. fsync=False: a power cut may lose the last records; the end of a process loses none.
     """
 
     def __init__(
-        self, folder: Path, problems: ProblemLog, *, fsync: bool = True, keep_days: int | None = 30
+        self, folder: Path, problems: ProblemLog, *, name: str = "outbox", fsync: bool = True
     ) -> None:
-        self.folder = folder
+        self.folder, self.path = folder, folder / f"{name}{SUFFIX}"
         self.problems = problems
         self.fsync = fsync
-        self.keep_days = keep_days
         self.lost = 0
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[str, str, float]] = deque()
         self._guard = threading.Lock()
-        self._writing = threading.Lock()
-        self._finished: dict[Path, int] = {}
+        self._database = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
         renew_after_fork(self)
 
     def after_fork(self) -> None:
         """Drop the records in memory, which the parent writes, and make new locks."""
+        _left_to_parent.append(self._connection)
+        self._connection = None
         self._waiting.clear()
-        self._guard, self._writing = threading.Lock(), threading.Lock()
+        self._guard, self._database = threading.Lock(), threading.Lock()
         self.problems.after_fork()
 
     # --- Writing ------------------------------------------------------------------------------------------
 
-    def put(self, record: dict[str, Any]) -> bool:
-        """Append a record. False if the disk cannot be written: the record then waits in memory. Never raises."""
-        line = _line(record)
+    def put(self, record: dict[str, Any], *, key: str = "", hold: bool = True) -> bool:
+        """Append a record. False if the disk cannot be written: the record then waits in memory. Never raises.
+
+        key: by which `contains` and `remove` find it. hold=False: it does not wait, so False means that it is nowhere.
+        """
+        row = (key, json.dumps(record, allow_nan=False), time.time())
         with self._guard:
             if len(self._waiting) >= MAX_WAITING:
-                self.lost += 1
+                self.lost += hold
                 self.problems.report("lost", f"{self.folder} cannot be written: a record was lost")
                 return False
-            self._waiting.append(line)
-        return self.write_waiting()
+            self._waiting.append(row)
+        # If it cannot be taken back, another thread has written it meanwhile.
+        return self.write_waiting() or (not hold and not self._take_back(row))
 
     def write_waiting(self) -> bool:
-        """Write the records in memory. Threads that call it together share one write and one fsync."""
-        with self._writing:
+        """Write the records in memory. Threads that call it together share one transaction."""
+        with self._database:
             with self._guard:
-                lines = list(self._waiting)
-            if not lines:
+                rows = list(self._waiting)
+            if not rows:
                 return True
+            statement = "INSERT INTO record (key, body, put_at) VALUES (?, ?, ?)"
             try:
-                self._append(b"".join(lines))
-            except OSError as error:
+                self._run(lambda database: database.executemany(statement, rows), durable=self.fsync)
+            except FAULTS as error:
                 self.problems.report(
                     "outbox",
                     f"the outbox {self.folder} cannot be written; up to {MAX_WAITING:,} records wait in memory. Free "
@@ -99,159 +111,151 @@ class Outbox:
                 )
                 return False
             with self._guard:
-                for _ in lines:
+                for _ in rows:
                     self._waiting.popleft()
             self.problems.resolve("outbox", f"the outbox {self.folder} can be written again")
             return True
-
-    def _append(self, lines: bytes) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with file_lock(self.folder / "append.lock"):
-            # Under the lock, so that `sweep` does not remove the day's file meanwhile.
-            path = self.folder / f"{_today().isoformat()}.jsonl"
-            descriptor = os.open(
-                path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o600
-            )
-            try:
-                size = os.lseek(descriptor, 0, os.SEEK_END)
-                if size:
-                    os.lseek(descriptor, size - 1, os.SEEK_SET)
-                    if os.read(descriptor, 1) != b"\n":
-                        lines = (
-                            b"\n" + lines
-                        )  # A writer was killed within its line. A newline separates it from the next record.
-                try:
-                    write_whole(descriptor, lines)
-                    if self.fsync:
-                        os.fsync(descriptor)
-                except OSError:
-                    os.ftruncate(descriptor, size)
-                    raise
-            finally:
-                os.close(descriptor)
-            if self.fsync and not size:
-                fsync_folder(self.folder)
-
-    # --- Reading ------------------------------------------------------------------------------------------
-
-    def days(self) -> list[Path]:
-        """The days' files, oldest first."""
-        return sorted(path for path in self.folder.glob("????-??-??.jsonl") if _date(path) is not None)
-
-    def records(self, day: Path, position: int) -> Iterator[Record]:
-        """The complete records of a day from a byte position on."""
-        with day.open("rb") as file:
-            file.seek(position)
-            while line := file.readline():
-                start = position
-                if not line.endswith(b"\n"):
-                    with file_lock(self.folder / "append.lock"):
-                        # No writer is at work: the line is complete, or its writer was killed.
-                        file.seek(start)
-                        line = file.readline()
-                position = start + len(line)
-                yield _record(line, start)
-
-    def record_at(self, day: Path, position: int) -> Record | None:
-        """The record that begins there."""
-        return next(self.records(day, position), None)
-
-    def progress(self, day: Path) -> Progress:
-        """Progress of a day's file; zero if none is stored."""
-        try:
-            stored = json.loads(_sibling(day, "progress.json").read_bytes())
-            return Progress(**{name: stored[name] for name in asdict(Progress())})
-        except (OSError, ValueError, KeyError, TypeError):
-            # Missing or damaged by a power cut. Records are sent again, which is safe: each has its id.
-            return Progress()
-
-    def progress_save(self, day: Path, progress: Progress) -> None:
-        """Replace the progress file, without fsync. If it is lost, records are sent twice and stored once."""
-        path = _sibling(day, "progress.json")
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(asdict(progress)))
-        draft.replace(path)
-
-    def refuse(self, day: Path, record: Record, reason: str) -> None:
-        """Write a record that the server refused, with the reason, to the day's `.refused.jsonl`."""
-        entry = {
-            "reason": reason,
-            "file": day.name,
-            "at_byte": record.start,
-            "record": record.body if record.body is not None else record.raw,
-        }
-        descriptor = os.open(_sibling(day, "refused.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            write_whole(descriptor, json.dumps(entry).encode("ascii") + b"\n")
-            if self.fsync:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def pending(self, goals: dict[Path, int] | None = None) -> dict[Path, int]:
-        """Days with records not handled yet, and the sizes of their files in bytes.
-
-        goals: day -> size. Only these days count, up to these sizes.
-        """
-        days: dict[Path, int] = {}
-        for day, goal in (goals or {path: path.stat().st_size for path in self.days()}).items():
-            if self._finished.get(day, -1) >= goal:
-                continue
-            progress = self.progress(day)
-            if day.exists() and (progress.position < goal or any(start < goal for start in progress.held)):
-                days[day] = goal
-            else:
-                self._finished[day] = goal  # Days that are done are not read again.
-        return days
 
     @property
     def waiting(self) -> int:
         """Number of records in memory, because the disk cannot be written."""
         return len(self._waiting)
 
-    def sweep(self) -> None:
-        """Remove files that were sent completely and are older than `keep_days`. Refused records stay."""
-        if self.keep_days is None:
-            return
-        before = _today() - timedelta(days=self.keep_days)
-        for day in self.days():
-            if (dated := _date(day)) is None or dated >= before:
-                continue
-            with file_lock(self.folder / "append.lock"):
-                if not self.pending({day: day.stat().st_size}):
-                    day.unlink()
-                    _sibling(day, "progress.json").unlink(missing_ok=True)
+    def waiting_bodies(self, limit: int) -> list[dict[str, Any]]:
+        """The oldest records in memory."""
+        with self._guard:
+            return [json.loads(body) for _, body, _ in list(self._waiting)[:limit]]
 
+    def take_back(self, record: dict[str, Any]) -> bool:
+        """Remove a record that waits in memory. False if none is equal to it."""
+        body = json.dumps(record, allow_nan=False)
+        row = next((row for row in list(self._waiting) if row[1] == body), None)
+        return row is not None and self._take_back(row)
 
-def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, allow_nan=False).encode("ascii") + b"\n"
+    def _take_back(self, row: tuple[str, str, float]) -> bool:
+        with self._database, self._guard:
+            if row not in self._waiting:
+                return False
+            self._waiting.remove(row)
+            return True
 
+    def settle(self, numbers: Iterable[int]) -> None:
+        """Delete records that their receiver has."""
+        self._change("DELETE FROM record WHERE number = ?", [(number,) for number in numbers])
 
-def _record(line: bytes, start: int) -> Record:
-    end = start + len(line)
-    if not line.strip():
-        return Record(start, end, None, "", "")
-    try:
-        body = json.loads(line)
-    except ValueError as error:
-        return Record(
-            start, end, None, f"expected a line of JSON, found {error}", line.decode("utf-8", "replace")
+    def remove(self, keys: Iterable[str]) -> None:
+        """Delete the records with these keys."""
+        self._change("DELETE FROM record WHERE key = ?", [(key,) for key in keys])
+
+    def defer(self, number: int) -> None:
+        """Put a record behind those that were tried less often."""
+        self._change("UPDATE record SET tries = tries + 1 WHERE number = ?", [(number,)])
+
+    def refuse(self, number: int, reason: str) -> None:
+        """Keep a record that its receiver will never take, apart from the others."""
+        self._change("UPDATE record SET refused = ? WHERE number = ?", [(reason, number)])
+
+    def erase(self, owns: Callable[[Any], bool], *, dry_run: bool = False) -> int:
+        """Overwrite the records, refused ones too, that `owns` says are to be erased; returns how many."""
+        rows = self._rows("SELECT number, body FROM record")
+        numbers = [(number,) for number, body in rows if owns(json.loads(body))]
+        if not dry_run:
+            self._change("DELETE FROM record WHERE number = ?", numbers)
+            self.compact()
+        return len(numbers)
+
+    def compact(self) -> None:
+        """Empty SQLite's log, in which deleted records stand until others overwrite them."""
+        if self.path.exists():
+            with self._database:
+                self._run(lambda database: database.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
+
+    # --- Reading ------------------------------------------------------------------------------------------
+
+    def pending(self, limit: int = -1, *, older_than_s: float = 0.0) -> list[Record]:
+        """Records that are neither settled nor refused: the least tried first, then the oldest."""
+        # A clock that was set back must not make a record young for ever.
+        query = (
+            "SELECT number, body FROM record WHERE refused IS NULL AND abs(? - put_at) >= ? "
+            "ORDER BY tries, number LIMIT ?"
         )
-    if not isinstance(body, dict):
-        return Record(start, end, None, "expected a JSON object", line.decode("utf-8", "replace"))
-    return Record(start, end, body, "", "")
+        rows = self._rows(query, time.time(), older_than_s, limit)
+        return [Record(number, json.loads(body)) for number, body in rows]
 
+    def pending_count(self, *, up_to: int | None = None) -> int:
+        """Number of such records; up_to: among those up to this number."""
+        return self._number(
+            "SELECT count(*) FROM record WHERE refused IS NULL AND number <= ?",
+            2**62 if up_to is None else up_to,
+        )
 
-def _sibling(day: Path, suffix: str) -> Path:
-    return day.with_name(f"{day.stem}.{suffix}")
+    def pending_bytes(self) -> int:
+        return self._number("SELECT coalesce(sum(length(body)), 0) FROM record WHERE refused IS NULL")
 
+    def newest(self) -> int:
+        """Number of the newest record; 0 without one."""
+        return self._number("SELECT coalesce(max(number), 0) FROM record")
 
-def _today() -> date:
-    return datetime.now(UTC).date()
+    def contains(self, key: str) -> bool:
+        return bool(self._rows("SELECT 1 FROM record WHERE key = ? LIMIT 1", key))
 
+    def holds_kind(self, kind: str) -> bool:
+        """True if a pending record is of this kind."""
+        start = json.dumps({"kind": kind})[:-1]
+        return bool(
+            self._rows(
+                "SELECT 1 FROM record WHERE refused IS NULL AND substr(body, 1, ?) = ? LIMIT 1",
+                len(start),
+                start,
+            )
+        )
 
-def _date(day: Path) -> date | None:
-    try:
-        return date.fromisoformat(day.stem)
-    except ValueError:
-        return None
+    def refused(self) -> list[dict[str, Any]]:
+        """Refused records, oldest first: {reason, record}."""
+        rows = self._rows("SELECT refused, body FROM record WHERE refused IS NOT NULL ORDER BY number")
+        return [{"reason": reason, "record": json.loads(body)} for reason, body in rows]
+
+    # --- The file -----------------------------------------------------------------------------------------
+
+    def _change(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        # Not forced to the disk: what a power cut takes back is sent twice, and has its id.
+        if rows and self.path.exists():
+            with self._database:
+                self._run(lambda database: database.executemany(statement, rows))
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        if not self.path.exists():
+            return []
+        with self._database:
+            return self._run(lambda database: database.execute(query, values).fetchall())
+
+    def _number(self, query: str, *values: Any) -> int:
+        return next((int(row[0]) for row in self._rows(query, *values)), 0)
+
+    def _run(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:
+        """Do this in one transaction. durable: it is on the disk afterwards. Raises one of FAULTS."""
+        connection = self._connection or self._opened()
+        try:
+            connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            with connection:
+                found = work(connection)
+        except sqlite3.Error:
+            # The disk may have failed within a write: begin with the file as it is.
+            self._connection = None
+            connection.close()
+            raise
+        self._connection = connection
+        return found
+
+    def _opened(self) -> sqlite3.Connection:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA secure_delete=ON")
+            connection.executescript(_SCHEMA)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection

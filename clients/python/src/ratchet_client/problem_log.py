@@ -11,7 +11,8 @@ logger = logging.getLogger("ratchet_client")
 class ProblemLog:
     """Logs a kind of problem once, and its repetitions at debug level, until the problem is resolved."""
 
-    def __init__(self) -> None:
+    def __init__(self, logger: logging.Logger = logger) -> None:
+        self._logger = logger
         self._standing: set[str] = set()
         self._lock = threading.Lock()
 
@@ -23,7 +24,7 @@ class ProblemLog:
             known = kind in self._standing
             self._standing.add(kind)
         text = f"{message} (said once; more of this kind are logged at debug level)"
-        logger.log(logging.DEBUG if known else level, text, exc_info=error)
+        self._logger.log(logging.DEBUG if known else level, text, exc_info=error)
 
     def resolve(self, kind: str, message: str) -> None:
         """Log that a reported problem is over. The next one of its kind is logged at its full level again."""
@@ -31,7 +32,7 @@ class ProblemLog:
             if kind not in self._standing:
                 return
             self._standing.discard(kind)
-        logger.info(message)
+        self._logger.info(message)
 
     def after_fork(self) -> None:
         """Replace the lock: a thread that does not exist in this process may hold it."""

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from ratchet_client.file_locks import file_lock, renew_after_fork
 from ratchet_client.json_values import truncate
-from ratchet_client.outbox import Outbox, Progress, Record
+from ratchet_client.outbox import Outbox
 from ratchet_client.problem_log import ProblemLog
+from ratchet_client.processes import exclusive, renew_after_fork
 from ratchet_client.transport import HttpConnection, HttpResponse
 
 MAX_FAILURES_IN_A_ROW = 10
@@ -27,6 +26,8 @@ IDLE_S = 5.0
 """Seconds between an idle sender's looks for records of other processes."""
 POLL_S = 0.2
 """Seconds between two checks whether another process still sends."""
+BATCH = 100
+"""Records read from the outbox at a time."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 60.0
 
 _CONFIGURATION = {401, 403, 404, 405, 407}
@@ -72,7 +73,7 @@ def delivery_of(response: HttpResponse, kind: str, trace_held: Callable[[], bool
     if 200 <= status < 300 or status == 409:
         return Delivery(Disposition.DELIVERED, reason if status == 409 else "")
     if status == 404 and kind != "trace":
-        # The decision is unknown. If a trace is still held, it may be in that trace; otherwise it will not come.
+        # The decision is unknown. If a trace still waits, it may be in that trace; otherwise it will not come.
         return Delivery(Disposition.DEFERRED if trace_held() else Disposition.REFUSED, reason)
     if status < 400 or status in _CONFIGURATION or status in _SERVER_DOWN:
         return Delivery(Disposition.UNAVAILABLE, reason, response.retry_after_s)
@@ -87,6 +88,8 @@ class Sender:
     def __init__(self, outbox: Outbox, connection: HttpConnection, problems: ProblemLog) -> None:
         self.outbox, self.connection, self.problems = outbox, connection, problems
         self.last_problem = ""
+        self.sent = 0
+        """Records that the server took from this process."""
         self._thread: threading.Thread | None = None
         self._renew()
         renew_after_fork(self)
@@ -117,18 +120,17 @@ class Sender:
         """Wait until the server has answered for all records now in the outbox. False after the timeout."""
         deadline = time.monotonic() + timeout_s
         self.outbox.write_waiting()
-        goals: dict[Path, int] | None = self.outbox.pending()
-        while goals:
-            goals = self.outbox.pending(goals)
-            left = deadline - time.monotonic()
-            if not goals or left <= 0:
+        goal = self.outbox.newest()
+        while left := self.outbox.pending_count(up_to=goal):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 break
             self.wake(hurry=True)
             with self._signal:
-                self._signal.wait(min(left, POLL_S))  # wait until a round has ended
+                self._signal.wait(min(left_s, POLL_S))  # wait until a round has ended
             if self.last_problem:
-                time.sleep(min(left, POLL_S))  # A hurried sender still pauses between attempts.
-        return not goals and not self.outbox.waiting
+                time.sleep(min(left_s, POLL_S))  # A hurried sender still pauses between attempts.
+        return not left and not self.outbox.waiting
 
     def stop(self, timeout_s: float) -> None:
         """End the thread after its current request."""
@@ -169,36 +171,60 @@ class Sender:
         self.connection.close()
 
     def _deliver_pending(self) -> Delivery | None:
-        """Send all records. None: none are left. DEFERRED: some are left, or another process sends. UNAVAILABLE: the
-        server fails."""
-        if not self.outbox.pending():
+        """Send all records. None: none are left. DEFERRED: another process sends. UNAVAILABLE: the server fails."""
+        if not self.outbox.pending_count():
             return None
-        with file_lock(self.outbox.folder / "sender.lock", wait=False) as free:
+        with exclusive(self.outbox.folder / "sender.lock", wait=False) as free:
             if not free:
                 return Delivery(Disposition.DEFERRED)
-            last_failure: Delivery | None = None
-            for day in self.outbox.pending():
-                failure = _DayDelivery(self, day).send()
-                last_failure = failure or last_failure
-                if self._stop:
-                    return None
-                if failure is not None and failure.disposition is Disposition.UNAVAILABLE:
-                    break
-            self.outbox.sweep()
-        if last_failure is None:
+            failure = self._send_each()
+        if self._stop:
+            return None
+        if failure is None:
             self.problems.resolve("server", f"{self.connection.url} takes what is sent again")
             return None
         self.problems.report(
             "server",
-            f"{self.connection.url} does not take everything now ({last_failure.reason}); the outbox keeps it",
+            f"{self.connection.url} does not take everything now ({failure.reason}); the outbox keeps it",
         )
-        return Delivery(Disposition.UNAVAILABLE, last_failure.reason, last_failure.retry_after_s)
+        return Delivery(Disposition.UNAVAILABLE, failure.reason, failure.retry_after_s)
 
-    def stopping(self) -> bool:
-        return self._stop
+    def _send_each(self) -> Delivery | None:
+        """Send each record once; returns the last failure. A record that the server fails on goes behind the others."""
+        failed: set[int] = set()
+        in_a_row = 0
+        failure: Delivery | None = None
+        while records := [one for one in self.outbox.pending(BATCH) if one.number not in failed]:
+            for number, record in records:
+                if self._stop:
+                    return None
+                delivery = self.attempt(record)
+                if delivery.disposition is Disposition.UNAVAILABLE:
+                    return delivery
+                if delivery.disposition is not Disposition.DEFERRED:
+                    in_a_row = 0
+                    self._settle(number, delivery)
+                    continue
+                failed.add(number)
+                self.outbox.defer(number)
+                in_a_row, failure = in_a_row + 1, delivery
+                if in_a_row >= MAX_FAILURES_IN_A_ROW:
+                    return failure
+        return failure
 
-    def attempt(self, record: dict[str, Any], trace_held: Callable[[], bool]) -> Delivery:
-        """Send one record. trace_held: a trace that may hold its decision was not sent yet."""
+    def _settle(self, number: int, delivery: Delivery) -> None:
+        """Save a record's state before the next record is sent."""
+        if delivery.disposition is Disposition.DELIVERED:
+            self.sent += 1
+            self.outbox.settle([number])
+            return
+        self.outbox.refuse(number, delivery.reason)
+        self.problems.report(
+            "refused", f"a record was refused ({delivery.reason}); it is kept in {self.outbox.path}"
+        )
+
+    def attempt(self, record: dict[str, Any]) -> Delivery:
+        """Send one record."""
         try:
             path, body = route(record)
         except ValueError as error:
@@ -207,99 +233,11 @@ class Sender:
             response = self.connection.post(path, json.dumps(body).encode("ascii"))
         except (OSError, http.client.HTTPException) as error:
             return Delivery(Disposition.UNAVAILABLE, f"no answer: {error!r}")
-        delivery = delivery_of(response, str(record["kind"]), trace_held)
+        delivery = delivery_of(response, str(record["kind"]), lambda: self.outbox.holds_kind("trace"))
         if delivery.disposition is Disposition.DELIVERED and delivery.reason:
             message = f"{path}: id {body.get('id')} is known with another body ({delivery.reason})"
             self.problems.report("conflict", message, level=logging.WARNING)
         return delivery
-
-
-class _DayDelivery:
-    """One day's file, being sent."""
-
-    def __init__(self, sender: Sender, day: Path) -> None:
-        self.sender, self.day = sender, day
-        self.progress: Progress = sender.outbox.progress(day)
-        self.doubtful: list[int] = []
-
-    def send(self) -> Delivery | None:
-        """Send all new records, then those held before.
-
-        None: all are sent, or the collector closes. DEFERRED: the server failed on some. UNAVAILABLE: the server
-        takes none.
-        """
-        new = self._send_new()
-        if new is not None and new.disposition is Disposition.UNAVAILABLE:
-            return new
-        return self._retry_held() or new
-
-    def _send_new(self) -> Delivery | None:
-        # Failed records become held only when the server takes a later one. While all fail, the position
-        # stays the same, and the list of held records does not grow.
-        delivery: Delivery | None = None
-        for record in self.sender.outbox.records(self.day, self.progress.position):
-            if self.sender.stopping():
-                return None
-            delivery = self._attempt(record)
-            if delivery.disposition is Disposition.UNAVAILABLE:
-                return delivery
-            if delivery.disposition is Disposition.DEFERRED:
-                self.doubtful.append(record.start)
-                if len(self.doubtful) >= MAX_FAILURES_IN_A_ROW:
-                    return Delivery(Disposition.UNAVAILABLE, delivery.reason, delivery.retry_after_s)
-            else:
-                self.progress.position = record.end
-                self.progress.held += self.doubtful
-                self.doubtful.clear()
-                self._save_delivery(record, delivery)
-        return delivery if self.doubtful else None
-
-    def _retry_held(self) -> Delivery | None:
-        failures = 0
-        last_failure: Delivery | None = None
-        for start in list(self.progress.held):
-            if self.sender.stopping() or failures >= MAX_FAILURES_IN_A_ROW:
-                break
-            record = self.sender.outbox.record_at(self.day, start)
-            delivery = Delivery(Disposition.DELIVERED) if record is None else self._attempt(record)
-            if delivery.disposition is Disposition.UNAVAILABLE:
-                return delivery
-            self.progress.held.remove(start)
-            if delivery.disposition is Disposition.DEFERRED:
-                failures, last_failure = failures + 1, delivery
-                self.progress.held.append(start)  # to the end, after the other held records
-            elif record is not None:
-                self._save_delivery(record, delivery)
-        if last_failure:
-            self.sender.outbox.progress_save(self.day, self.progress)
-        return last_failure
-
-    def _attempt(self, record: Record) -> Delivery:
-        if record.body is None:
-            return (
-                Delivery(Disposition.REFUSED, record.fault)
-                if record.fault
-                else Delivery(Disposition.DELIVERED)
-            )
-        return self.sender.attempt(record.body, self._holds_trace)
-
-    def _holds_trace(self) -> bool:
-        outbox = self.sender.outbox
-        records = (outbox.record_at(self.day, start) for start in [*self.progress.held, *self.doubtful])
-        return any(r is not None and r.body is not None and r.body.get("kind") == "trace" for r in records)
-
-    def _save_delivery(self, record: Record, delivery: Delivery) -> None:
-        """Save a record's state on disk before the next record is sent."""
-        if delivery.disposition is Disposition.REFUSED:
-            self.sender.outbox.refuse(self.day, record, delivery.reason)
-            self.sender.problems.report(
-                "refused",
-                f"a record was refused ({delivery.reason}); it is kept in {self.day.stem}.refused.jsonl",
-            )
-            self.progress.refused += 1
-        elif record.body is not None:
-            self.progress.sent += 1
-        self.sender.outbox.progress_save(self.day, self.progress)
 
 
 def _delay(failures: int, outcome: Delivery, jitter: Callable[[], float] = random.random) -> float:

@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from ratchet_client.file_locks import renew_after_fork
+from ratchet_client.processes import renew_after_fork
 from ratchet_client.version import __version__
 
 LONGEST_RETRY_AFTER_S = 600.0
