@@ -14,6 +14,8 @@ from pydantic_core import ErrorDetails
 
 from backend import limits
 
+SLUG_PATTERN = r"^[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?$"
+
 
 class Described(BaseModel):
     """A body whose fields are described by their docstrings, or by those of the class that declares them."""

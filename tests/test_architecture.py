@@ -276,6 +276,11 @@ def test_the_client_needs_the_standard_library_alone() -> None:
     assert outside == []
 
 
+def test_formats_load_no_django() -> None:
+    code = "import sys, feedback.transfer.formats; sys.exit('django' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def test_the_packed_forward_needs_nothing_of_this_project() -> None:
     found = {module.split(".")[0] for file in (ROOT / "packed").rglob("*.py") for module in imports(file)}
     assert found & {"rl", "feedback", "backend", "tests", "tools", "django"} == set()

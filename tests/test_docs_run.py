@@ -31,7 +31,6 @@ POLICIES = ("widgets-v280", "widgets-v312", "widgets-v480", "widgets-v980", "wid
 ELSEWHERE = {
     "--method preferred": "needs the example package, which tests/test_extending.py installs",
     "qcluster": "runs for ever; tests/test_workers.py starts it",
-    "text_index": "needs PostgreSQL; tests/test_postgres_search.py runs it",
     "--register-ollama": "needs an Ollama server; tests/test_ollama.py has one",
     "--deploy-ollama": "needs an Ollama server; tests/test_ollama.py has one",
     "--format gguf --register": "needs an Ollama server; tests/test_ollama.py has one",

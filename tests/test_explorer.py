@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import json
 import re
 import uuid
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
-from django.db import connection
 from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
@@ -33,8 +28,6 @@ from feedback.services import (
 )
 from tests.support.api_client import person
 from tests.support.postgres import postgres_url as postgres_url
-from tests.support.server import Server
-from tests.test_concurrency import fresh_database
 
 pytestmark = pytest.mark.django_db
 
@@ -302,49 +295,3 @@ def test_steps_of_any_shape_are_shown(client: Client) -> None:
     assert shown.steps[2].duration_text == "1 min 5 s"
     client.force_login(person("olga", "operator"))
     assert "never finished" in client.get(f"/decisions/{decision}/").text
-
-
-# --- The index of texts ---------------------------------------------------------------------------------------
-
-
-def test_sqlite_has_no_index_of_texts_and_says_so() -> None:
-    if connection.vendor == "sqlite":
-        with pytest.raises(CommandError, match="expected PostgreSQL, found sqlite"):
-            call_command("text_index", "make")
-        out = io.StringIO()
-        call_command("text_index", "status", "--json", stdout=out)
-        assert json.loads(out.getvalue()) == {"exists": False, "bytes": 0}
-
-
-FOUND = """
-import io, json
-from django.core.management import call_command
-from feedback.explorer import listing
-from feedback.explorer.search import DecisionFilter
-from feedback.services import decision_record
-for text in ("der Schlüssel passt", 'says "key"', "hay", "hay"):
-    decision_record(agent="a", messages="q", response=text)
-listing.LOOK = 1
-def found():
-    pages = [listing.decisions_page(listing.DecisionSearch(DecisionFilter(), q)) for q in ("SCHLÜSSEL", '"key"')]
-    return [[row.response for row in page.decisions] for page in pages]
-def index(action):
-    call_command("text_index", action, "--json", stdout=(out := io.StringIO()))
-    return json.loads(out.getvalue())
-print(json.dumps([found(), index("make"), found(), index("drop")]))
-"""
-
-
-@pytest.mark.campaign
-@pytest.mark.postgres
-def test_with_an_index_of_texts_everything_is_looked_through_at_once(
-    postgres_url: str, tmp_path: Path
-) -> None:
-    server = Server(fresh_database(postgres_url), tmp_path)
-    server.migrate()
-    without, made, found, dropped = json.loads(server.manage("shell", "-c", FOUND).splitlines()[-1])
-    assert without == [[], []]
-    assert made["exists"] is True
-    assert made["bytes"] > 0
-    assert found == [["der Schlüssel passt"], ['says "key"']]
-    assert dropped == {"exists": False, "bytes": 0}

@@ -24,7 +24,7 @@ from feedback.agreement.statistics import (
 )
 from feedback.models import Aggregation, Preference, RaterKind, Thumb
 from feedback.selectors import CHUNK, comparisons_standing, ratings_standing
-from feedback.storage.annotation_priority import rating_share
+from feedback.storage.facts import rating_share
 from feedback.storage.sampling import agent_settings
 
 LOW_ALPHA = 0.4

@@ -29,7 +29,7 @@ from feedback.api.bodies import (
 )
 from feedback.explorer.decision_facts import rewarded_at_least
 from feedback.explorer.search import DecisionWhole as WholeDecision
-from feedback.explorer.search import decision_whole, decisions_search, text_looked_through
+from feedback.explorer.search import decision_whole, decisions_search
 from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest
 from feedback.recording.recorder import recorded_or_never
 from feedback.storage.fields import RowNumber, Slug, Storable, TimeSent
@@ -98,7 +98,7 @@ class Decisions(ApiView):
         found, among = narrowed(rated=rated, q=sent.q), None
         if sent.min_reward is not None:
             found = rewarded_at_least(found, sent.min_reward)
-        if sent.min_reward is not None or rated is not None or text_looked_through(sent.q):
+        if sent.min_reward is not None or rated is not None or sent.q:
             among = narrowed()
         return Response(page_of(found, request, sent, DecisionFound.of, among=among))
 

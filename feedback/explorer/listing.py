@@ -18,7 +18,6 @@ from feedback.explorer.search import (
     decisions_search,
     narrowed_of,
     one_of,
-    text_looked_through,
 )
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.selectors import ratings_standing
@@ -163,7 +162,7 @@ def _search_query(search: DecisionSearch, before: Place | None) -> tuple[QuerySe
     """Matching decisions, newest first, and where LOOK ended the scan (None: it did not)."""
     tag = search.filter.tag
     indexed = _filter_below(search.filter.but(tag="").decisions(), before).order_by("-created_at", "-id")
-    scans = bool(search.rated or tag or search.min_reward is not None or text_looked_through(search.q))
+    scans = bool(search.rated or tag or search.min_reward is not None or search.q)
     found, end = indexed, None
     if scans:
         for created_at, pk in indexed.values_list("created_at", "pk")[LOOK - 1 : LOOK]:

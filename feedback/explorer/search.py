@@ -1,4 +1,4 @@
-"""Search for decisions by agent, policy, tag, feedback, time and text, and the optional trigram index for text."""
+"""Search for decisions by agent, policy, tag, feedback, time and text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import date, datetime, time, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
-from django.db import Error, connection
+from django.db import connection
 from django.db.models import OuterRef, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 from django.http import HttpRequest
@@ -18,7 +18,6 @@ from django.utils import timezone
 
 from backend.bodies import value_excerpt
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.cache import TTLCache
 from feedback.models import Decision, Outcome, Rating
 from feedback.selectors import agent_slugs, policy_names, ratings_standing, tag_condition
 from feedback.storage.fields import Name, Slug
@@ -198,75 +197,3 @@ def decision_whole(pk: uuid.UUID) -> DecisionWhole | None:
         list(ratings_standing(of_withdrawn=True).filter(decision=decision)),
         list(Outcome.objects.filter(decision=decision).order_by("at", "id")),
     )
-
-
-TEXT_INDEX = "feedback_decision_text_trgm"
-"""Trigram index of all texts on PostgreSQL. It finds a phrase among millions of decisions; every write is slower."""
-TEXT_INDEX_SHORTEST = 3
-"""Shortest text, in characters, that the index can find."""
-
-_presence: TTLCache[bool] = TTLCache()
-
-
-class TextIndexRefused(ValueError):
-    """Raised if the database has no such index type or the user may not create it."""
-
-
-def text_index_exists() -> bool:
-    if connection.vendor != "postgresql":
-        return False
-    return _presence.get("there", _index_is_valid)
-
-
-def text_looked_through(q: str) -> bool:
-    """True if searching for this text scans decisions instead of using the index."""
-    return bool(q) and not (len(q) >= TEXT_INDEX_SHORTEST and text_index_exists())
-
-
-def text_index_make() -> None:
-    """Create the index without blocking reads or writes. Raises TextIndexRefused."""
-    if connection.vendor != "postgresql":
-        raise TextIndexRefused(
-            f"expected PostgreSQL, found {connection.vendor}: here a search reads 20,000 decisions per page"
-        )
-    # Drop what a failed attempt left. UPPER is how Django writes icontains: without it the index is not used.
-    text_index_drop()
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute("CREATE EXTENSION IF NOT EXISTS pg_trgm")
-            cursor.execute(
-                f"CREATE INDEX CONCURRENTLY {TEXT_INDEX} ON {Decision._meta.db_table} USING gin "
-                "(UPPER(response) gin_trgm_ops, UPPER(reasoning) gin_trgm_ops, UPPER(messages::text) gin_trgm_ops)"
-            )
-            cursor.execute(f"ANALYZE {Decision._meta.db_table}")
-    except Error as error:
-        raise TextIndexRefused(
-            f"PostgreSQL refused: {str(error).strip()}. Install the extension pg_trgm and connect as the owner of the "
-            "database"
-        ) from error
-    _presence.clear()
-
-
-def text_index_drop() -> None:
-    if connection.vendor == "postgresql":
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP INDEX IF EXISTS {TEXT_INDEX}")
-    _presence.clear()
-
-
-def text_index_bytes() -> int:
-    """Size of the index; 0 without one."""
-    if not text_index_exists():
-        return 0
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_relation_size(%s::regclass)", [TEXT_INDEX])
-        return int(cursor.fetchone()[0])
-
-
-def _index_is_valid() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT 1 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid WHERE relname = %s AND indisvalid",
-            [TEXT_INDEX],
-        )
-        return cursor.fetchone() is not None

@@ -1,6 +1,6 @@
 """Tables of feedback: append-only facts, the imports they came by, and the tables of their upkeep."""
 
-from feedback.models.facts import SLUG_PATTERN as SLUG_PATTERN
+from backend.bodies import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models.facts import AgentName as AgentName
 from feedback.models.facts import AgentSettings as AgentSettings
 from feedback.models.facts import Aggregation as Aggregation

@@ -12,10 +12,10 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
+from backend.bodies import SLUG_PATTERN
 from feedback.models.imports import batch_index, batch_link
 from feedback.models.upkeep import Withdrawal
 
-SLUG_PATTERN = r"^[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?$"
 agent_slug = RegexValidator(
     SLUG_PATTERN, "An agent is a slug of 1 to 64 lower-case letters, digits, - and _, such as support-bot."
 )

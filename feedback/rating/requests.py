@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from feedback.models import Decision, Lease, RaterKind, RatingRequest
 from feedback.selectors import ratings_standing
-from feedback.storage.annotation_priority import rating_share
+from feedback.storage.facts import rating_share
 from feedback.storage.sql import rows_in
 
 Purpose = RatingRequest.Purpose

@@ -10,7 +10,7 @@ from django.db.models import Count, Q
 from django.utils import timezone
 
 from feedback.models import Decision, Rating, Suggestion, Thumb
-from feedback.storage.annotation_priority import rating_share
+from feedback.storage.facts import rating_share
 from feedback.storage.sql import chunks
 
 Outcome = Suggestion.Outcome

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feedback.models import Decision, RaterKind, Rating
+from feedback.storage.facts import rating_share
 from feedback.storage.sql import RatingProgress
 
 
@@ -27,16 +28,6 @@ def policy_uncertainty(candidates: Sequence[Any] | None, propensity: float | Non
     if len(scores) > 1:
         return 1.0 - (scores[0] - scores[1])
     return 0.0 if propensity is None else 1.0 - propensity
-
-
-def rating_share(thumb: str, stars: int | None, score: float | None) -> float | None:
-    """Value of a rating on a scale from 0 (bad) to 1 (good), by its finest part; None where it has no
-    verdict."""
-    if score is not None:
-        return score
-    if stars is not None:
-        return (stars - 1) / 4
-    return {"up": 1.0, "down": 0.0}.get(thumb)
 
 
 def raters_apart(shares: Sequence[float]) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from feedback.models import Preference, RaterKind, Thumb
 from feedback.storage.bodies import Body, Internal, Later
 from feedback.storage.fields import (
     Candidates,
@@ -36,7 +35,7 @@ from feedback.storage.fields import (
     Tokens,
 )
 
-Kind = Annotated[str, OneOf(RaterKind.values)]
+Kind = Annotated[str, OneOf(["human", "simulated"])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +77,8 @@ class RatingFacts:
 
     rater: SaidName = ""
     """Who rated; the key's name where left out. Signed in, one rates as oneself."""
-    rater_kind: Kind = RaterKind.HUMAN.value
-    thumb: Annotated[str, OneOf(["", *Thumb.values])] = ""
+    rater_kind: Kind = "human"
+    thumb: Annotated[str, OneOf(["", "up", "down"])] = ""
     stars: Stars | None = None
     score: Share | None = None
     correction: SaidText | None = None
@@ -92,14 +91,24 @@ RATING_CONTENT = ("thumb", "stars", "score", "correction", "tags", "notes")
 """A rating says at least one of these, as its table demands (`rating_says_something`)."""
 
 
+def rating_share(thumb: str, stars: int | None, score: float | None) -> float | None:
+    """Value of a rating on a scale from 0 (bad) to 1 (good), by its finest part; None where it has no
+    verdict."""
+    if score is not None:
+        return score
+    if stars is not None:
+        return (stars - 1) / 4
+    return {"up": 1.0, "down": 0.0}.get(thumb)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonFacts:
     """One rater's preference between two decisions on the same prompt."""
 
-    preference: Annotated[str, OneOf(Preference.values)]
+    preference: Annotated[str, OneOf(["left", "right", "tie", "both_bad"])]
     rater: SaidName = ""
     """Who compared; the key's name where left out. Signed in, one compares as oneself."""
-    rater_kind: Kind = RaterKind.HUMAN.value
+    rater_kind: Kind = "human"
     tags: Tags = ()
     notes: Notes = ""
 

@@ -24,9 +24,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from backend import limits
-from backend.bodies import value_excerpt
+from backend.bodies import SLUG_PATTERN, value_excerpt
 from feedback.messages import ROLES, MessageError, messages_read
-from feedback.models import SLUG_PATTERN
 from feedback.storage.responses import Completion, Message
 
 MAX_TEXT = limits.TEXT_CHARACTERS

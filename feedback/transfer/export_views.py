@@ -20,9 +20,8 @@ from django.utils.module_loading import import_string
 
 from feedback.models import Comparison, Decision, Trace
 from feedback.selectors import comparisons_standing, ratings_standing
-from feedback.storage.annotation_priority import rating_share
 from feedback.storage.bodies import Body
-from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING
+from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, rating_share
 from feedback.storage.problem_rows import RowReader
 from feedback.storage.responses import completion_read
 from feedback.storage.sql import rows_in
