@@ -1,4 +1,4 @@
-"""Decisions over REST: record one or many, find, read."""
+"""Decisions and traces over REST: record one or many, find, read."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ from feedback.api.bodies import (
     DecisionsSent,
     DecisionStored,
     DecisionWhole,
+    TraceSent,
+    TraceStored,
 )
 from feedback.explorer.decision_facts import rewarded_at_least
 from feedback.explorer.search import DecisionWhole as WholeDecision
 from feedback.explorer.search import decision_whole, decisions_search
 from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest
 from feedback.recording.recorder import recorded_or_never
+from feedback.recording.traces import trace_record
 from feedback.storage.fields import RowNumber, Slug, Storable, TimeSent
 from feedback.storage.validation import DecisionUnknown, FeedbackRefused
 
@@ -160,3 +163,27 @@ def _decision_get(pk: uuid.UUID) -> WholeDecision:
     if found is None:
         raise DecisionUnknown(f"no decision {pk}", {"id": "does not exist"})
     return found
+
+
+class Traces(ApiView):
+    scopes = {"POST": "ingest"}
+
+    @describe(
+        "Record an agent's execution trace and the decisions in it",
+        {
+            201: ("Stored", TraceStored),
+            200: ("Stored before, with the same body", TraceStored),
+            202: ("Left out by the agent's collection_rate", DecisionLeftOut),
+        },
+        body=TraceSent,
+        refusals=(409,),
+        tag="traces",
+        operation="traces_record",
+        description="The trace and its decisions are stored together or not at all.",
+    )
+    def post(self, request: Request) -> Response:
+        done = trace_record(**fields_in(TraceSent, request.data))
+        if not done.stored:
+            return Response(DecisionLeftOut.of(done.trace, stored=False), status=202)
+        body = TraceStored.of(done.trace, stored=True, decisions=done.decisions)
+        return Response(body, status=201 if done.created else 200)

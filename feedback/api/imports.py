@@ -1,4 +1,4 @@
-"""Imports over REST: bring a file, list what was brought, take an import back."""
+"""Imports and exports over REST."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from django.conf import settings
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http import StreamingHttpResponse
 from pydantic import AfterValidator, Field
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -24,6 +25,9 @@ from backend.rest.schema import Page, describe
 from backend.rest.views import ApiView
 from feedback.storage.fields import Name, OneOf, SaidText, Slug, Storable
 from feedback.transfer import formats
+from feedback.transfer.export import ExportReport, export_start, filename, media_type
+from feedback.transfer.export_views import Selection
+from feedback.transfer.formats import SHAPES
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import MAX_LICENCE, ImportOrder, ImportRefused, order_import
@@ -262,3 +266,33 @@ class ImportUndo(ApiView):
 
 def _reasons(skipped: dict[str, int]) -> dict[str, str]:
     return {f"{count} rows": reason for reason, count in skipped.items()}
+
+
+class ExportQuery(Query):
+    format: Annotated[str, OneOf(list(SHAPES))] = "ratchet"
+    agent: Slug | None = None
+    """Of this agent alone."""
+
+
+class RatingsExport(ApiView):
+    scopes = {"GET": "read"}
+
+    @describe(
+        "Export decisions with their ratings and comparisons",
+        {200: ("A file, as it is read", {"type": "string"})},
+        query=ExportQuery,
+        tag="ratings",
+        operation="ratings_export",
+        media_type="application/x-ndjson",
+        also={"application/json": {"type": "array", "items": {"type": "object"}}},
+        description="JSON lines, or an array if the format is one. A complete stream ends with an empty "
+        "chunk; without it the stream was cut off.",
+    )
+    def get(self, request: Request) -> StreamingHttpResponse:
+        sent = query_read(ExportQuery, request)
+        name = filename(sent.format, sent.agent)
+        return StreamingHttpResponse(
+            export_start(sent.format, Selection(sent.agent), ExportReport(sent.format)),
+            content_type=media_type(sent.format),
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )

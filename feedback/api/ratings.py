@@ -1,22 +1,46 @@
-"""REST endpoints of ratings, comparisons and outcomes."""
+"""REST endpoints of ratings, comparisons, outcomes, samples to rate and agreement of raters."""
 
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend.bodies import Answer, Query, Sent, Time
 from backend.installation import PROGRAM
 from backend.rest.access import RATE_AS, grant_of
 from backend.rest.errors import RequestRefused
-from backend.rest.reading import fields_in
+from backend.rest.reading import body_read, fields_in, query_read
 from backend.rest.schema import describe
 from backend.rest.views import ApiView
-from feedback.api.bodies import Comparison, ComparisonSent, Outcome, OutcomeSent, Rating, RatingSent
+from feedback.agreement.report import ENOUGH, LOW_ALPHA, QuestionAgreement, agreement_report
+from feedback.api.bodies import (
+    OF_AGENT,
+    Comparison,
+    ComparisonSent,
+    Feedback,
+    FeedbackSent,
+    Outcome,
+    OutcomeSent,
+    Rating,
+    RatingSent,
+)
+from feedback.models import Aggregation, RaterKind
+from feedback.rating.requests import (
+    MOST_DRAWN,
+    LikedShare,
+    SampleRefused,
+    liked_by_choice,
+    liked_in_sample,
+    sample_draw,
+)
+from feedback.recording.ingest import scored_response_record
 from feedback.recording.recorder import recorded_or_never
 from feedback.services import WriteResult, comparison_submit, outcome_record, rating_submit
+from feedback.storage.fields import OneOf, Slug
 
 
 def rater_of(request: Request, facts: dict[str, Any]) -> str:
@@ -107,3 +131,115 @@ class Outcomes(ApiView):
         facts = fields_in(OutcomeSent, request.data)
         written = recorded_or_never(pk, then=lambda: outcome_record(decision=pk, **facts))
         return _answer(written, Outcome.of(written.row))
+
+
+class FeedbackSend(ApiView):
+    scopes = {"POST": "rate"}
+
+    @describe(
+        "Record a response with its score",
+        {201: ("Stored", Feedback), 200: ("Stored before, with the same body", Feedback)},
+        body=FeedbackSent,
+        parameters=(OF_AGENT,),
+        refusals=(409,),
+        tag="ratings",
+        operation="feedback_record",
+        description="Stored as a decision with a rating; with a runId, as a rating of the decision "
+        "recorded under it.",
+    )
+    def post(self, request: Request, agent: str) -> Response:
+        facts = fields_in(FeedbackSent, request.data)
+        run = facts.pop("runId", "")
+        if not isinstance(run, str):
+            raise RequestRefused("expected the app's own id of the run", fields={"runId": "expected text"})
+        written = scored_response_record(agent=agent, rater=rater_of(request, {}), run_id=run, **facts)
+        return Response(Feedback.of(written.row, agentId=agent), status=201 if written.created else 200)
+
+
+class AgentQuery(Query):
+    agent: Slug
+    """Whose decisions."""
+
+
+class SampleShown(Answer):
+    agent: str
+    sample: LikedShare | None
+    by_choice: LikedShare | None
+
+
+class SampleSent(Sent):
+    agent: Slug
+    count: Annotated[int, Field(ge=1, le=MOST_DRAWN)] = 50
+    days: Annotated[int, Field(ge=1)] = 7
+    """Of the last so many days."""
+
+
+class SampleDrawn(Answer):
+    agent: str
+    drawn: int
+    among: int
+    """Decisions that could have been drawn."""
+    since: Time
+
+
+class Samples(ApiView):
+    scopes = {"GET": "read", "POST": "operate"}
+
+    @describe(
+        "Liked answers in an agent's random sample, and among ratings that people chose to give",
+        {200: ("Counts; null where there is none", SampleShown)},
+        query=AgentQuery,
+        tag="ratings",
+        operation="sample_read",
+    )
+    def get(self, request: Request) -> Response:
+        agent = query_read(AgentQuery, request).agent
+        shares = {"sample": liked_in_sample(agent), "by_choice": liked_by_choice(agent)}
+        return Response(SampleShown.of({"agent": agent, **shares}))
+
+    @describe(
+        "Draw random decisions that the rating queue asks for first, in place of an earlier sample",
+        {201: ("Drawn", SampleDrawn)},
+        body=SampleSent,
+        tag="ratings",
+        operation="sample_draw",
+    )
+    def post(self, request: Request) -> Response:
+        sent = body_read(SampleSent, request.data)
+        try:
+            drawn = sample_draw(sent.agent, sent.count, sent.days)
+        except SampleRefused as refusal:
+            raise RequestRefused(str(refusal)) from refusal
+        return Response(SampleDrawn.of(drawn), status=201)
+
+
+class AgreementQuery(Query):
+    agent: Slug
+    """Whose decisions were rated."""
+    rater_kind: Annotated[str, OneOf(RaterKind.values)] | None = None
+    """Left out: people where any rated, else simulated raters."""
+
+
+class AgreementReport(Answer):
+    agent: str
+    rater_kind: Annotated[str, OneOf(RaterKind.values)]
+    aggregation: Annotated[str, OneOf(Aggregation.values)]
+    questions: list[QuestionAgreement]
+    """Those that were answered."""
+    low_alpha: float = LOW_ALPHA
+    enough: int = ENOUGH
+
+
+class Agreement(ApiView):
+    scopes = {"GET": "read"}
+
+    @describe(
+        "How far an agent's raters agree",
+        {200: ("Per question: alpha, each rater with the others, each two raters", AgreementReport)},
+        query=AgreementQuery,
+        tag="ratings",
+        operation="agreement_report",
+    )
+    def get(self, request: Request) -> Response:
+        sent = query_read(AgreementQuery, request)
+        return Response(AgreementReport.of(agreement_report(sent.agent, sent.rater_kind)))

@@ -5,14 +5,9 @@ from __future__ import annotations
 from django.urls import path
 
 from backend.rest.schema import SchemaView, api_docs
-from feedback.api.agreement import Agreement
-from feedback.api.decisions import DecisionOne, Decisions
-from feedback.api.exports import RatingsExport
-from feedback.api.imports import ImportOne, Imports, ImportUndo
-from feedback.api.ratings import Comparisons, Outcomes, Ratings
-from feedback.api.samples import Samples
-from feedback.api.scores import FeedbackSend
-from feedback.api.traces import Traces
+from feedback.api.decisions import DecisionOne, Decisions, Traces
+from feedback.api.imports import ImportOne, Imports, ImportUndo, RatingsExport
+from feedback.api.ratings import Agreement, Comparisons, FeedbackSend, Outcomes, Ratings, Samples
 from feedback.api.withdrawals import WithdrawalRestore, Withdrawals
 
 urlpatterns = [

@@ -17,9 +17,8 @@ from django.views.decorators.cache import never_cache
 from feedback.accounts.roles import page_for
 from feedback.explorer.previews import preview_context
 from feedback.explorer.search import DecisionFilter, filter_context
-from feedback.rating.forms import ComparisonForm
 from feedback.rating.pair_queue import QueuedPair, compared_today, pair_get, pairs_waiting
-from feedback.rating.service import comparison_undo
+from feedback.rating.service import ComparisonForm, comparison_undo
 from feedback.rating.views import NOTICES, SKIP_LIMIT, UNDO_LIMIT, SessionIds, queue_filter, wants_card
 from feedback.services import FeedbackConflict, FeedbackRefused, comparison_submit
 

@@ -19,12 +19,6 @@ from feedback.accounts.roles import SCOPE_PERMISSIONS, page_for
 from feedback.explorer.previews import preview_context
 from feedback.explorer.search import DecisionFilter, filter_context, narrowed_of
 from feedback.models import Decision
-from feedback.rating.forms import (
-    STARS,
-    RatingForm,
-    form_values,
-    tags_sent,
-)
 from feedback.rating.queue import (
     LEASE,
     decision_take,
@@ -33,7 +27,15 @@ from feedback.rating.queue import (
     queue_progress,
     rating_last,
 )
-from feedback.rating.service import SuggestionChanged, rating_give, rating_undo
+from feedback.rating.service import (
+    STARS,
+    RatingForm,
+    SuggestionChanged,
+    form_values,
+    rating_give,
+    rating_undo,
+    tags_sent,
+)
 from feedback.rating.suggestions import suggestion_of
 from feedback.selectors import decision_get
 from feedback.services import FeedbackConflict, FeedbackRefused
