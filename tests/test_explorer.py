@@ -12,9 +12,10 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
+from backend.rest import pages
 from feedback.explorer import listing
 from feedback.explorer.decision_facts import LinkedFacts
-from feedback.explorer.listing import DecisionSearch, decisions_page, place_of
+from feedback.explorer.listing import DecisionSearch, decisions_page
 from feedback.explorer.search import DecisionFilter
 from feedback.explorer.timeline import PARTS_READ, STEPS_SHOWN, timeline_of
 from feedback.models import Decision, Trace
@@ -61,13 +62,13 @@ def test_the_newest_come_first_and_pages_leave_nothing_out(monkeypatch: pytest.M
         decide(number)
     for pk in ids:  # at the same moment
         decide(9, id=pk, response=pk.hex)
-    seen, place = [], None
+    seen, place = [], ""
     while True:
         page = decisions_page(DecisionSearch(DecisionFilter()), place)
         seen += [row.response for row in page.decisions]
-        if page.older is None:
+        if not page.older:
             break
-        place = place_of(str(page.older))
+        place = page.older
     assert seen == [pk.hex for pk in reversed(ids)] + ["answer 3", "answer 2", "answer 1", "answer 0"]
 
 
@@ -114,7 +115,7 @@ def test_decisions_are_found_by_what_stands_of_their_ratings() -> None:
 
 
 def test_what_no_index_knows_is_looked_for_a_bounded_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "LOOK", 4)
+    monkeypatch.setattr(pages, "LOOK", 4)
     for number in range(10):
         decide(number, response="needle" if number in (1, 8) else "hay")
     first = decisions_page(DecisionSearch(DecisionFilter(), q="needle"))
@@ -124,7 +125,7 @@ def test_what_no_index_knows_is_looked_for_a_bounded_way_back(monkeypatch: pytes
     assert second.decisions == []
     third = decisions_page(DecisionSearch(DecisionFilter(), q="needle"), second.older)
     assert [row.messages[0]["content"] for row in third.decisions] == ["question 1"]
-    assert (third.older, third.scan_end) == (None, None)
+    assert (third.older, third.scan_end) == ("", None)
 
 
 def test_a_page_takes_as_many_queries_for_many_as_for_one(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from django.core.exceptions import ValidationError
 from django.db.models import Model, Q, QuerySet
@@ -33,15 +34,25 @@ LOOK = 20_000
 """Rows looked through for one page, where what is asked for stands in no index."""
 
 
-def page_of(
+@dataclass(frozen=True)
+class KeysetPage(Generic[M]):
+    """One page of rows, with the cursors of the pages around it ("" where there is none)."""
+
+    rows: list[M]
+    next: str
+    previous: str
+    looked_to: Any = None
+    """Value of the first field at which the looking ended before the page was full; None if it did not."""
+
+
+def keyset_page(
     rows: QuerySet[M],
-    request: Request,
-    page: PageQuery,
-    shown: Callable[[M], dict[str, Any]],
+    cursor: str,
+    size: int,
     order: Sequence[str] = ("-created_at", "-id"),
     among: QuerySet[M] | None = None,
-) -> dict[str, Any]:
-    """One page: {"next", "previous", "results"}, the first two an address or None.
+) -> KeysetPage[M]:
+    """The page that a cursor leads to; without one, the first.
 
     order: fields that order the rows and together tell them apart, all in the same direction. DRF's own cursor goes
     by one field and an offset among equals of at most 1,000; an import gives ten thousand rows one time.
@@ -49,10 +60,9 @@ def page_of(
     are looked through for a page, which may then hold fewer rows than asked for, or none, and still lead on.
     Refuses (400) a cursor that is not one of ours.
     """
-    size = page.page_size
     names = [name.removeprefix("-") for name in order]
     descending = order[0].startswith("-")
-    backwards, position = _decode(rows.model, names, page.cursor)
+    backwards, position = _decode(rows.model, names, cursor)
     onward, back = ("lt", "gt") if descending != backwards else ("gt", "lt")
     order_names = [("-" if onward == "lt" else "") + name for name in names]
     if position is not None:
@@ -73,22 +83,41 @@ def page_of(
     def place(row: M) -> list[Any]:
         return [getattr(row, name) for name in names]
 
-    def link(values: list[Any], back: bool) -> str:
-        text = json.dumps([int(back), *map(str, values)], separators=(",", ":"))
-        address = request.build_absolute_uri(request.path)
-        query = request.query_params.copy()
-        query["cursor"] = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-        return f"{address}?{query.urlencode()}"
-
     # where the looking ended before the page was full, it goes on from there
     onwards = place(fetched_rows[size - 1]) if has_more else end
     came_from = (place(fetched_rows[0]) if fetched_rows else end) if position is not None else None
     following, preceding = (came_from, onwards) if backwards else (onwards, came_from)
+    looked_to = end[0] if end is not None and not has_more else None
+    return KeysetPage(rows_shown, _encode(following, False), _encode(preceding, True), looked_to)
+
+
+def page_of(
+    rows: QuerySet[M],
+    request: Request,
+    page: PageQuery,
+    shown: Callable[[M], dict[str, Any]],
+    among: QuerySet[M] | None = None,
+) -> dict[str, Any]:
+    """The answer of an endpoint that lists rows: {"next", "previous", "results"}, the first two an address or None."""
+    found = keyset_page(rows, page.cursor, page.page_size, among=among)
+
+    def link(cursor: str) -> str | None:
+        query = request.query_params.copy()
+        query["cursor"] = cursor
+        return f"{request.build_absolute_uri(request.path)}?{query.urlencode()}" if cursor else None
+
     return {
-        "next": link(following, False) if following is not None else None,
-        "previous": link(preceding, True) if preceding is not None else None,
-        "results": [shown(row) for row in rows_shown],
+        "next": link(found.next),
+        "previous": link(found.previous),
+        "results": [shown(row) for row in found.rows],
     }
+
+
+def _encode(values: list[Any] | None, back: bool) -> str:
+    if values is None:
+        return ""
+    text = json.dumps([int(back), *map(str, values)], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def _decode(model: type[Model], names: Sequence[str], text: str) -> tuple[bool, list[Any] | None]:

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
 from django.db.models import OuterRef, Q, QuerySet
-from django.utils.dateparse import parse_datetime
 
+from backend.rest.pages import keyset_page
 from feedback.erasure.withdrawals import WithdrawalSelection, selection_read
 from feedback.explorer.decision_facts import reward_query, rewarded_at_least
 from feedback.explorer.search import (
@@ -26,8 +26,6 @@ from feedback.storage.validation import Check, FeedbackRefused
 
 PAGE = 40
 """Decisions on one page."""
-LOOK = 20_000
-"""Decisions scanned per page when the search has no index (text, tag, rating, reward)."""
 MATCHING = 10_000
 """Most decisions withdrawn at once from the page; the command has no limit."""
 HISTORY = 200
@@ -99,54 +97,23 @@ def selection_chosen(search: DecisionSearch | None, ids: Sequence[str]) -> Withd
 
 
 @dataclass(frozen=True)
-class Place:
-    """Cursor: the next page starts below this row."""
-
-    created_at: datetime
-    pk: uuid.UUID
-
-    def __str__(self) -> str:
-        return f"{self.created_at.isoformat()}~{self.pk}"
-
-
-def place_of(text: str) -> Place | None:
-    """Read a cursor; None if empty. Raises FeedbackRefused for a text that no page wrote."""
-    if not text:
-        return None
-    at, _, pk = text.partition("~")
-    try:
-        # An unencoded + arrives as a space.
-        found = parse_datetime(at.replace(" ", "+"))
-        if found is None or found.tzinfo is None:
-            raise ValueError
-        return Place(found, uuid.UUID(pk))
-    except ValueError:
-        raise FeedbackRefused("before: expected the cursor of a previous page") from None
-
-
-@dataclass(frozen=True)
 class DecisionPage:
     """One page of decisions."""
 
     decisions: list[Decision]
     """Each has `standing`, its standing ratings."""
-    older: Place | None
-    """Start of the next page; None on the last one."""
+    older: str
+    """Cursor of the next page; empty on the last one."""
     scan_end: datetime | None
     """Set if LOOK ended the page: older decisions were not scanned."""
 
 
-def decisions_page(search: DecisionSearch, before: Place | None = None) -> DecisionPage:
-    """PAGE decisions that match, newest first, from below `before`."""
-    found, end = _search_query(search, before)
-    rows = list(found.defer("state", "candidates", "metadata")[: PAGE + 1])
-    if len(rows) > PAGE:
-        rows.pop()
-        end, scan_end = Place(rows[-1].created_at, rows[-1].pk), None
-    else:
-        scan_end = end.created_at if end else None
-    _with_ratings(rows)
-    return DecisionPage(rows, end, scan_end)
+def decisions_page(search: DecisionSearch, cursor: str = "") -> DecisionPage:
+    """PAGE decisions that match, newest first. Raises RequestRefused for a cursor that no page wrote."""
+    found, among = _search_query(search)
+    page = keyset_page(found.defer("state", "candidates", "metadata"), cursor, PAGE, among=among)
+    _with_ratings(page.rows)
+    return DecisionPage(page.rows, page.next, page.looked_to)
 
 
 def decision_ids_matching(search: DecisionSearch) -> list[uuid.UUID]:
@@ -154,38 +121,20 @@ def decision_ids_matching(search: DecisionSearch) -> list[uuid.UUID]:
 
     Without an index, only the newest LOOK decisions are scanned.
     """
-    found, _ = _search_query(search, None)
-    return list(found.filter(withdrawal=None).values_list("pk", flat=True)[:MATCHING])
+    found, among = _search_query(search)
+    rows = found.filter(withdrawal=None).only("pk", "created_at")
+    return [row.pk for row in keyset_page(rows, "", MATCHING, among=among).rows]
 
 
-def _search_query(search: DecisionSearch, before: Place | None) -> tuple[QuerySet[Decision], Place | None]:
-    """Matching decisions, newest first, and where LOOK ended the scan (None: it did not)."""
+def _search_query(search: DecisionSearch) -> tuple[QuerySet[Decision], QuerySet[Decision] | None]:
+    """Matching decisions, and those that an index narrows them down to (None: it finds them)."""
     tag = search.filter.tag
-    indexed = _filter_below(search.filter.but(tag="").decisions(), before).order_by("-created_at", "-id")
+    indexed = search.filter.but(tag="").decisions()
     scans = bool(search.rated or tag or search.min_reward is not None or search.q)
-    found, end = indexed, None
-    if scans:
-        for created_at, pk in indexed.values_list("created_at", "pk")[LOOK - 1 : LOOK]:
-            end = Place(created_at, pk)
-            found = indexed.filter(_not_below(end))
-    found = found & decisions_search(tag=tag, q=search.q).order_by("-created_at", "-id")
-    found = _filter_rated(found, search.rated)
+    found = _filter_rated(indexed & decisions_search(tag=tag, q=search.q), search.rated)
     if search.min_reward is not None:
         found = rewarded_at_least(found, search.min_reward)
-    return found, end
-
-
-def _filter_below(decisions: QuerySet[Decision], place: Place | None) -> QuerySet[Decision]:
-    if place is None:
-        return decisions
-    # The first condition is for the index, which cannot use an OR.
-    return decisions.filter(created_at__lte=place.created_at).filter(
-        Q(created_at__lt=place.created_at) | Q(pk__lt=place.pk)
-    )
-
-
-def _not_below(place: Place) -> Q:
-    return Q(created_at__gt=place.created_at) | Q(created_at=place.created_at, pk__gte=place.pk)
+    return found, indexed if scans else None
 
 
 def _filter_rated(found: QuerySet[Decision], rated: str) -> QuerySet[Decision]:

@@ -15,6 +15,8 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 
+from backend.rest.errors import RequestRefused
+from backend.rest.pages import LOOK
 from feedback.accounts.roles import SCOPE_PERMISSIONS, page_for
 from feedback.erasure.withdrawals import (
     WithdrawalUnknown,
@@ -25,13 +27,11 @@ from feedback.erasure.withdrawals import (
 )
 from feedback.explorer.decision_facts import Reward, decision_facts
 from feedback.explorer.listing import (
-    LOOK,
     MATCHING,
     RATING_FILTERS,
     DecisionSearch,
     decisions_page,
     history_of,
-    place_of,
     search_read,
     selection_chosen,
 )
@@ -72,15 +72,13 @@ DECISION_PAGE_FIELDS |= {
 @page_for("read")
 def decisions(request: HttpRequest) -> HttpResponse:
     """Decisions, newest first: `?q=&agent=&policy=&rated=&min_reward=&tag=&since=&until=`, from cursor `before=`."""
-    fault, page, position = "", None, None
+    fault, page, cursor = "", None, request.GET.get("before", "")
     try:
         search = search_read(request.GET)
-        position = place_of(request.GET.get("before", ""))
-    except FeedbackRefused as refusal:
+        page = decisions_page(search, cursor)
+    except (FeedbackRefused, RequestRefused) as refusal:
         fault = "; ".join(f"{name}: {reason}" for name, reason in refusal.fields.items()) or str(refusal)
         search = DecisionSearch(DecisionFilter())
-    else:
-        page = decisions_page(search, position)
     query = search.parts
     context = {
         **filter_context(request, search.filter, search.beyond_filter),
@@ -95,9 +93,9 @@ def decisions(request: HttpRequest) -> HttpResponse:
         "found": page,
         "rows": [_row(row) for row in page.decisions] if page else [],
         "look": f"{LOOK:,}",
-        "first_page": position is None,
+        "first_page": not cursor,
         "newest": urlencode(query),
-        "older": urlencode({**query, "before": str(page.older)}) if page and page.older else "",
+        "older": urlencode({**query, "before": page.older}) if page and page.older else "",
     }
     return render(request, "feedback/decisions.html", context, status=400 if fault else 200)
 
