@@ -127,7 +127,7 @@ def measure(samples: int) -> dict[str, Any]:
     from django.utils import timezone
 
     from feedback.explorer.search import DecisionFilter
-    from feedback.rating.pair_queue import pairs_waiting
+    from feedback.rating.pair_views import pairs_waiting
     from feedback.rating.queue import decision_take, queue_progress
     from feedback.services import rating_submit
 

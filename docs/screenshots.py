@@ -71,7 +71,7 @@ def decision_shown(agent: str, response: str, **context: Any) -> str:
 def pair_shown(agent: str) -> str:
     """Two simulated responses to one prompt, as `?pair=` takes them; empty where there are none."""
     from feedback.explorer.search import DecisionFilter
-    from feedback.rating.pair_queue import pairs_waiting
+    from feedback.rating.pair_views import pairs_waiting
 
     pair = pairs_waiting("admin", DecisionFilter(agent=agent)).pair
     return f"{pair.left.pk}~{pair.right.pk}" if pair else ""
@@ -79,7 +79,7 @@ def pair_shown(agent: str) -> str:
 
 def support_recorded() -> None:
     """A decision of an agent that looks things up first, with all that can be known of one."""
-    from feedback.recording.traces import trace_record
+    from feedback.recording.ingest import trace_record
     from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 
     prompt = [

@@ -35,7 +35,7 @@ from feedback.models import (
     Suggestion,
 )
 from feedback.rating.requests import sample_draw
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.storage.agent_names import name_hashed
 from rl.datasets import prepare_training_dataset, snapshot_rows

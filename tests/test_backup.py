@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from backend.backups import archive, databases
+from backend.backups import archive
 from backend.backups.archive import MANIFEST, BackupRefused, verify
 from feedback.recording.recorder import journal_of, outbox_of
 from tests.support.postgres import fresh_database, postgres_url  # noqa: F401
@@ -33,11 +33,10 @@ def lite(tmp_path: Path, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) ->
         made.execute("CREATE TABLE feedback_decision (id INTEGER PRIMARY KEY, other INTEGER)")
         made.executemany("INSERT INTO feedback_decision VALUES (?, ?)", [(n, n) for n in range(100)])
     made.close()
-    for module in (archive, databases):
-        monkeypatch.setattr(module, "database_file", lambda: file)
-        monkeypatch.setattr(module, "migration_names", lambda: {"feedback.0001_initial"})
+    monkeypatch.setattr(archive, "database_file", lambda: file)
+    monkeypatch.setattr(archive, "migration_names", lambda: {"feedback.0001_initial"})
     monkeypatch.setattr(archive, "migrations_applied", lambda: ["feedback.0001_initial"])
-    monkeypatch.setattr(archive, "database_restore", lambda copy, rows: databases._sqlite_restore(copy))
+    monkeypatch.setattr(archive, "database_restore", lambda copy, rows: archive._sqlite_restore(copy))
     monkeypatch.setattr(archive, "database_empty", lambda: False)
     return file
 
@@ -186,7 +185,7 @@ def test_a_flipped_byte_of_the_database_is_found(lite: Path, tmp_path: Path) -> 
     raw[16:24] = b"\xff" * 8  # and SQLite's own check would find what the sum does not
     file.write_bytes(raw)
     with pytest.raises(BackupRefused, match="damaged"):
-        databases.database_check(file)
+        archive.database_check(file)
 
 
 def test_what_is_there_is_only_replaced_when_asked_and_then_moved_aside(

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 
 from feedback.models import Decision, Rating
 from feedback.rating.suggestions import suggestions_record
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import trace_record
 from feedback.services import outcome_record, rating_submit
 from rl.datasets.reward_records import rewards_calculate
 from rl.management import simulation

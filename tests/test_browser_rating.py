@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from feedback.models import Rating
-from feedback.rating import service
+from feedback.rating import views as service
 from feedback.rating.suggestions import suggestion_counts, suggestions_record
 from rl.management import simulation
 from tests.support.browser import Opener, browser, opener, rated, record, standing

@@ -105,7 +105,7 @@ def test_what_the_server_refuses_says_what_to_do(live_server: Any) -> None:
 @pytest.mark.django_db
 def test_traces_of_checkpoints_are_stored_once(tmp_path: Path) -> None:
     from feedback.models import Decision
-    from feedback.recording.traces import trace_record
+    from feedback.recording.ingest import trace_record
 
     chat = [
         {"role": role, "content": f"{role} {number}"} for number in range(2) for role in ("user", "assistant")

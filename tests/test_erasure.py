@@ -19,12 +19,10 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from feedback.erasure.marks import REDACTION, marks_of, texts_of
-from feedback.erasure.places import files_erase
-from feedback.erasure.service import UnitUnknown, unit_forget
+from feedback.erasure.service import UnitUnknown, files_erase, unit_forget
 from feedback.models import Comparison, Decision, ImportBatch, ProblemRow, Tombstone, Withdrawal
-from feedback.recording.ingest import decisions_ingest
+from feedback.recording.ingest import decisions_ingest, trace_record
 from feedback.recording.recorder import Recorder, outbox_of, spool_folder
-from feedback.recording.traces import trace_record
 from feedback.services import decision_record, outcome_record, rating_submit
 from feedback.storage import tombstones
 from feedback.storage.tombstones import ErasedConflict

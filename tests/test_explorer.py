@@ -19,7 +19,7 @@ from feedback.explorer.listing import DecisionSearch, decisions_page
 from feedback.explorer.search import DecisionFilter
 from feedback.explorer.timeline import PARTS_READ, STEPS_SHOWN, timeline_of
 from feedback.models import Decision, Trace
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import trace_record
 from feedback.services import (
     comparison_submit,
     decision_record,

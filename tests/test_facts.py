@@ -13,7 +13,7 @@ from django.utils import timezone
 from backend.rest.schema import BodySchema
 from feedback.api.bodies import Rating as RatingAnswer
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
-from feedback.recording.traces import trace_build
+from feedback.recording.ingest import trace_build
 from feedback.storage.bodies import Body, Later
 from feedback.storage.factories import (
     Subject,

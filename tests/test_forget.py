@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 
 from feedback.erasure.service import UnitUnknown, unit_forget
 from feedback.models import Comparison, Decision, Lease, Outcome, Rating, Trace
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import trace_record
 from feedback.services import (
     comparison_submit,
     decision_record,

@@ -12,8 +12,8 @@ from django.test import Client
 
 from feedback.explorer.search import DecisionFilter
 from feedback.models import Comparison, Decision
-from feedback.rating import pair_queue
-from feedback.rating.pair_queue import compared_today, pair_key, pairs_waiting, sides_of
+from feedback.rating import pair_views as pair_queue
+from feedback.rating.pair_views import compared_today, pair_key, pairs_waiting, sides_of
 from feedback.selectors import comparisons_standing, feedback_counts
 from feedback.services import comparison_submit, decision_record
 from rl.datasets.evidence import DatabaseEvidence

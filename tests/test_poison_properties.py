@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from feedback.models import Decision
-from feedback.recording.ingest import decision_ingest
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import decision_ingest, trace_record
 from feedback.selectors import agent_slugs
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.storage.validation import FeedbackRefused

@@ -17,7 +17,7 @@ from django_q.models import Schedule
 from feedback.erasure.service import unit_forget
 from feedback.models import Decision
 from feedback.rating.suggestions import suggestions_record
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import trace_record
 from feedback.services import (
     comparison_submit,
     decision_record,

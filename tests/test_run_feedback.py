@@ -213,7 +213,7 @@ def test_outcomes_and_traces_count_in_the_buffer_where_they_are_worth_something(
         decision=row, name="solved", value=1, at="2026-01-02T00:00:00Z"
     )  # measured again: one fact
     assert buffer_size(AGENT) == 1
-    from feedback.recording.traces import trace_record
+    from feedback.recording.ingest import trace_record
 
     trace_record(agent=AGENT, run_id="r1", steps=[{"kind": "task", "name": "t", "status": "failed"}])
     rewards_calculate(AGENT)

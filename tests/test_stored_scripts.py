@@ -17,7 +17,7 @@ from django.urls import get_resolver
 
 from feedback.erasure.withdrawals import decision_withdraw
 from feedback.models import Decision, Rating
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record
 from tests.support.campaign_scale import CAMPAIGN
 from tests.test_content_security import NO_PAGES, addresses, operator, world  # noqa: F401

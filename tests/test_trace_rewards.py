@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 
 from feedback.models import Decision
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import trace_record
 from feedback.services import decision_record, outcome_record, rating_submit
 from ratchet_client import TraceCollector, hook_into_agent, records_decision
 from rl.datasets import get_training_stats, prepare_training_dataset

@@ -24,7 +24,7 @@ from feedback.erasure.withdrawals import (
     withdrawal_restore,
 )
 from feedback.models import Decision, ProblemRow, Withdrawal
-from feedback.rating.pair_queue import pairs_waiting
+from feedback.rating.pair_views import pairs_waiting
 from feedback.rating.queue import next_decision, queue_progress
 from feedback.selectors import feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit

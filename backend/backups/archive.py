@@ -10,25 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.db import connection, transaction
+from django.db.migrations.loader import MigrationLoader
 
-from backend.backups.databases import (
-    BackupRefused,
-    database_check,
-    database_copy,
-    database_empty,
-    database_file,
-    database_restore,
-    migration_names,
-    migrations_applied,
-    sqlite_copy,
-)
+from backend.installation import PROGRAM
 from ratchet_client.outbox import SUFFIX
 
 MANIFEST = "manifest.json"
@@ -267,3 +263,217 @@ def _paths_in_use(home: Path) -> list[Path]:
         and not path.name.startswith(ASIDE)
         and not (database and path.parent == database.parent and path.name.startswith(database.name))
     ]
+
+
+SQLITE_FILE, POSTGRES_FILE = "database.sqlite3", "database.dump"
+
+
+class BackupRefused(ValueError):
+    """The backup cannot be made, read or restored."""
+
+
+def database_file() -> Path | None:
+    """The SQLite file; None for PostgreSQL or a database in memory."""
+    name = str(connection.settings_dict["NAME"])
+    return Path(name) if connection.vendor == "sqlite" and "memory" not in name else None
+
+
+def migrations_applied() -> list[str]:
+    """Names of the applied migrations, such as feedback.0001_initial."""
+    return sorted(".".join(key) for key in MigrationLoader(connection).applied_migrations)
+
+
+def migration_names() -> set[str]:
+    """Names of the migrations of this program."""
+    return {".".join(key) for key in MigrationLoader(None).disk_migrations}
+
+
+def database_copy(folder: Path) -> tuple[Path, dict[str, int]]:
+    """Copy the database to a folder without blocking writers; returns (file, {table: rows}). Raises BackupRefused."""
+    if connection.vendor == "sqlite":
+        return _sqlite_copy(folder / SQLITE_FILE)
+    if connection.vendor == "postgresql":
+        return _postgres_copy(folder / POSTGRES_FILE)
+    raise BackupRefused(f"expected an SQLite or PostgreSQL database, found {connection.vendor}")
+
+
+def database_check(file: Path) -> None:
+    """Raises BackupRefused if the copy is damaged."""
+    if file.name == SQLITE_FILE:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)) as copy:
+            try:
+                found = [row[0] for row in copy.execute("PRAGMA integrity_check")]
+            except sqlite3.DatabaseError as error:
+                found = [str(error)]
+        if found != ["ok"]:
+            raise BackupRefused(f"{file} is damaged: {'; '.join(found[:3])}")
+        return
+    _run([_program("pg_restore"), "--file=/dev/null", str(file)], f"{file} cannot be read")
+
+
+def database_empty() -> bool:
+    """True if no table has rows besides those of `migrate`."""
+    counts = _table_rows()
+    made = {
+        "django_migrations",
+        "django_content_type",
+        "auth_permission",
+        "auth_group",
+        "auth_group_permissions",
+    }
+    return not any(count for table, count in counts.items() if table not in made)
+
+
+def database_restore(file: Path, rows: Mapping[str, int]) -> None:
+    """Replace the database by a copy and compare the numbers of rows. Raises BackupRefused."""
+    kind = "sqlite" if file.name == SQLITE_FILE else "postgresql"
+    if kind != connection.vendor:
+        raise BackupRefused(
+            f"the backup holds a {kind} database, and DATABASE_URL names one of {connection.vendor}: set DATABASE_URL "
+            f"to {'sqlite:///path' if kind == 'sqlite' else 'a PostgreSQL database'}"
+        )
+    if kind == "sqlite":
+        _sqlite_restore(file)
+    else:
+        _postgres_restore(file)
+    found = _table_rows()
+    differing = [name for name, count in rows.items() if found.get(name) != count]
+    if differing:
+        name = differing[0]
+        raise BackupRefused(
+            f"{len(differing)} tables differ from the backup ({name}: {found.get(name)} rows, expected {rows[name]}): "
+            "stop every process that writes to this database, and restore again"
+        )
+
+
+def _table_rows() -> dict[str, int]:
+    with connection.cursor() as cursor:
+        return _counts(
+            sorted(connection.introspection.table_names(cursor)), lambda query: _scalar(cursor, query)
+        )
+
+
+def _scalar(cursor: object, query: str) -> int:
+    cursor.execute(query)  # type: ignore[attr-defined]
+    return int(cursor.fetchone()[0])  # type: ignore[attr-defined]
+
+
+def _counts(tables: list[str], ask: Callable[[str], int]) -> dict[str, int]:
+    # Table names come from the database itself.
+    return {table: ask(f'SELECT COUNT(*) FROM "{table}"') for table in tables}  # noqa: S608
+
+
+# --- SQLite -------------------------------------------------------------------------------------------------
+
+
+def sqlite_copy(source: Path, target: Path) -> None:
+    """Copy an SQLite file of one moment, as a single file, while others write to it."""
+    target.touch(mode=0o600)
+    with (
+        closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=30)) as original,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        # All pages in one step: a stepwise copy restarts at every write in between.
+        original.backup(copy, pages=-1)
+        copy.execute("PRAGMA journal_mode=DELETE")
+
+
+def _sqlite_copy(target: Path) -> tuple[Path, dict[str, int]]:
+    source_file = database_file()
+    if source_file is None or not source_file.is_file():
+        raise BackupRefused(
+            f"expected an SQLite file, found none at {source_file}: run `{PROGRAM} migrate` first"
+        )
+    sqlite_copy(source_file, target)
+    with closing(sqlite3.connect(target)) as copy:
+        tables = [
+            row[0]
+            for row in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+        ]
+        tables = [name for name in tables if not name.startswith("sqlite_")]
+        rows = _counts(tables, lambda query: int(copy.execute(query).fetchone()[0]))
+    return target, rows
+
+
+def _sqlite_restore(file: Path) -> None:
+    target = database_file()
+    if target is None:
+        raise BackupRefused("expected a database in a file, found one in memory")
+    connection.close()
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.restored")
+    shutil.copyfile(file, draft)
+    draft.chmod(0o600)
+    for beside in ("-wal", "-shm"):  # Logs of the replaced database would be applied to this one.
+        target.with_name(target.name + beside).unlink(missing_ok=True)
+    draft.replace(target)
+
+
+# --- PostgreSQL ---------------------------------------------------------------------------------------------
+
+
+def _postgres_copy(target: Path) -> tuple[Path, dict[str, int]]:
+    target.touch(mode=0o600)
+    with transaction.atomic(), connection.cursor() as cursor, _conninfo() as conninfo:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        cursor.execute("SELECT pg_export_snapshot()")
+        snapshot = cursor.fetchone()[0]
+        rows = _counts(
+            sorted(connection.introspection.table_names(cursor)), lambda query: _scalar(cursor, query)
+        )
+        options = ["--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}"]
+        command = [_program("pg_dump"), *options, f"--file={target}", f"--dbname={conninfo}"]
+        _run(command, "pg_dump cannot read the database")
+    return target, rows
+
+
+def _postgres_restore(file: Path) -> None:
+    with connection.cursor() as cursor:
+        tables = connection.introspection.table_names(cursor)
+        for table in tables:
+            cursor.execute(f"DROP TABLE IF EXISTS {connection.ops.quote_name(table)} CASCADE")
+    connection.close()
+    with _conninfo() as conninfo:
+        options = [
+            "--no-owner",
+            "--no-privileges",
+            "--single-transaction",
+            "--exit-on-error",
+            "--clean",
+            "--if-exists",
+        ]
+        command = [_program("pg_restore"), *options, f"--dbname={conninfo}", str(file)]
+        _run(command, "pg_restore cannot write the database")
+
+
+@contextmanager
+def _conninfo() -> Iterator[str]:
+    """Connection string for libpq's programs. The password is in a file, because arguments are visible to all users."""
+    from psycopg.conninfo import make_conninfo
+
+    known = connection.settings_dict
+    facts = {"dbname": known["NAME"], "user": known["USER"], "host": known["HOST"], "port": known["PORT"]}
+    facts |= {name: value for name, value in known["OPTIONS"].items() if name.startswith("ssl")}
+    with tempfile.NamedTemporaryFile("w") as passfile:
+        password = str(known["PASSWORD"]).replace("\\", "\\\\").replace(":", "\\:")
+        passfile.write(f"*:*:*:*:{password}\n")
+        passfile.flush()
+        yield make_conninfo(**{k: v for k, v in facts.items() if v}, passfile=passfile.name)
+
+
+def _program(name: str) -> str:
+    """Path of a PostgreSQL program: on PATH, else Debian's newest. Raises BackupRefused."""
+    if found := shutil.which(name):
+        return found
+    known = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: path.parts[-3])
+    if not known:
+        raise BackupRefused(f"{name} was not found: install PostgreSQL's client programs (postgresql-client)")
+    return str(known[-1])
+
+
+def _run(command: list[str], fault: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        why = " ".join(done.stderr.split())[:500]
+        old = "; its programs must be as new as the server" if "version mismatch" in why else ""
+        raise BackupRefused(f"{fault}: {why or f'it ended with {done.returncode}'}{old}")

@@ -1,4 +1,4 @@
-"""Decisions and traces over REST: record one or many, find, read."""
+"""Decisions, traces and withdrawals over REST."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pydantic import BeforeValidator, Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.bodies import FLOAT_TEXT, INT_TEXT, Query
+from backend.bodies import FLOAT_TEXT, INT_TEXT, Answer, Query, Sent, Time
+from backend.rest.access import grant_of
 from backend.rest.errors import RequestRefused, error_body
 from backend.rest.pages import PageQuery, page_of
-from backend.rest.reading import fields_in, query_read
+from backend.rest.reading import body_read, fields_in, query_read
 from backend.rest.schema import Page, describe
 from backend.rest.views import ApiView
 from feedback.api.bodies import (
@@ -29,13 +30,19 @@ from feedback.api.bodies import (
     TraceSent,
     TraceStored,
 )
+from feedback.erasure.withdrawals import (
+    WithdrawalSelection,
+    Withdrawn,
+    decisions_withdraw,
+    withdrawal_restore,
+    withdrawals,
+)
 from feedback.explorer.decision_facts import rewarded_at_least
 from feedback.explorer.search import DecisionWhole as WholeDecision
 from feedback.explorer.search import decision_whole, decisions_search
-from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest
+from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest, trace_record
 from feedback.recording.recorder import recorded_or_never
-from feedback.recording.traces import trace_record
-from feedback.storage.fields import RowNumber, Slug, Storable, TimeSent
+from feedback.storage.fields import RowNumber, Slug, Storable, TimeSent, Uuid
 from feedback.storage.validation import DecisionUnknown, FeedbackRefused
 
 
@@ -187,3 +194,80 @@ class Traces(ApiView):
             return Response(DecisionLeftOut.of(done.trace, stored=False), status=202)
         body = TraceStored.of(done.trace, stored=True, decisions=done.decisions)
         return Response(body, status=201 if done.created else 200)
+
+
+class WithdrawalSent(WithdrawalSelection):
+    ids: Annotated[list[Uuid], Field(max_length=1000)] = []
+    reason: Annotated[Storable, Field(max_length=500)] = ""
+    """Why, for the record."""
+    dry_run: bool = False
+    """Count and list; withdraw nothing."""
+
+
+class WithdrawalShown(Answer):
+    id: int
+    selection: dict[str, Any]
+    reason: str
+    actor: str
+    decisions: int = Field(validation_alias="decisions_count")
+    trained_on: dict[str, Any]
+    created_at: Time
+    restored_at: Time | None
+    restored_by: str
+
+
+class WithdrawalRestored(Answer):
+    withdrawal: int
+    decisions: int
+
+
+class Withdrawals(ApiView):
+    scopes = {"GET": "read", "POST": "operate"}
+
+    @describe(
+        "List the withdrawals, newest first",
+        {200: ("A page of them", Page[WithdrawalShown])},
+        query=PageQuery,
+        tag="decisions",
+        operation="withdrawals_list",
+    )
+    def get(self, request: Request) -> Response:
+        page = query_read(PageQuery, request)
+        return Response(page_of(withdrawals(), request, page, WithdrawalShown.of))
+
+    @describe(
+        "Withdraw decisions",
+        {201: ("Withdrawn", Withdrawn), 200: ("Nothing to withdraw; or a dry run", Withdrawn)},
+        body=WithdrawalSent,
+        tag="decisions",
+        operation="decisions_withdraw",
+        description="Decisions that match all given fields are excluded from datasets, queues, counts and "
+        "exports. They stay on record and can be restored. Runs and policies trained on them "
+        "are listed and not changed.",
+    )
+    def post(self, request: Request) -> Response:
+        sent = body_read(WithdrawalSent, request.data)
+        done = decisions_withdraw(
+            sent, actor=grant_of(request).holder, reason=sent.reason, dry_run=sent.dry_run
+        )
+        return Response(Withdrawn.of(done), status=200 if done.withdrawal is None else 201)
+
+
+class WithdrawalRestore(ApiView):
+    scopes = {"POST": "operate"}
+
+    @describe(
+        "Undo a withdrawal",
+        {200: ("How many came back", WithdrawalRestored)},
+        body=Sent,
+        refusals=(404, 409),
+        tag="decisions",
+        operation="withdrawals_restore",
+        description="409 where it was restored already.",
+    )
+    def post(self, request: Request, pk: int) -> Response:
+        body_read(Sent, request.data)
+        if pk >= 2**63:
+            raise RequestRefused(f"there is no withdrawal {pk}", code="not_found", status=404)
+        back = withdrawal_restore(pk, actor=grant_of(request).holder)
+        return Response({"withdrawal": pk, "decisions": back})

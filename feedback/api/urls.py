@@ -5,10 +5,9 @@ from __future__ import annotations
 from django.urls import path
 
 from backend.rest.schema import SchemaView, api_docs
-from feedback.api.decisions import DecisionOne, Decisions, Traces
+from feedback.api.decisions import DecisionOne, Decisions, Traces, WithdrawalRestore, Withdrawals
 from feedback.api.imports import ImportOne, Imports, ImportUndo, RatingsExport
 from feedback.api.ratings import Agreement, Comparisons, FeedbackSend, Outcomes, Ratings, Samples
-from feedback.api.withdrawals import WithdrawalRestore, Withdrawals
 
 urlpatterns = [
     path("decisions/", Decisions.as_view(), name="api-decisions"),

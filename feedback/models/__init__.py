@@ -19,6 +19,6 @@ from feedback.models.facts import Trace as Trace
 from feedback.models.facts import agent_slug as agent_slug
 from feedback.models.facts import prompt_hash as prompt_hash
 from feedback.models.imports import ImportBatch as ImportBatch
-from feedback.models.upkeep import ProblemRow as ProblemRow
-from feedback.models.upkeep import Tombstone as Tombstone
-from feedback.models.upkeep import Withdrawal as Withdrawal
+from feedback.models.imports import ProblemRow as ProblemRow
+from feedback.models.imports import Tombstone as Tombstone
+from feedback.models.imports import Withdrawal as Withdrawal

@@ -13,8 +13,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from backend.bodies import SLUG_PATTERN
-from feedback.models.imports import batch_index, batch_link
-from feedback.models.upkeep import Withdrawal
+from feedback.models.imports import Withdrawal, batch_index, batch_link
 
 agent_slug = RegexValidator(
     SLUG_PATTERN, "An agent is a slug of 1 to 64 lower-case letters, digits, - and _, such as support-bot."

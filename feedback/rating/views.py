@@ -1,15 +1,17 @@
-"""Rating page: a decision to rate, its card, undo and skip."""
+"""Rating page: forms, writers, a decision to rate, its card, undo and skip."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+from django import forms
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
@@ -18,7 +20,7 @@ from backend.http import redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS, page_for
 from feedback.explorer.previews import preview_context
 from feedback.explorer.search import DecisionFilter, filter_context, narrowed_of
-from feedback.models import Decision
+from feedback.models import Comparison, Decision, Preference, Rating, Thumb
 from feedback.rating.queue import (
     LEASE,
     decision_take,
@@ -27,18 +29,157 @@ from feedback.rating.queue import (
     queue_progress,
     rating_last,
 )
-from feedback.rating.service import (
-    STARS,
-    RatingForm,
-    SuggestionChanged,
-    form_values,
-    rating_give,
-    rating_undo,
-    tags_sent,
-)
-from feedback.rating.suggestions import suggestion_of
+from feedback.rating.suggestions import suggestion_of, suggestion_reopen, suggestion_resolve
 from feedback.selectors import decision_get
-from feedback.services import FeedbackConflict, FeedbackRefused
+from feedback.services import (
+    FeedbackConflict,
+    FeedbackRefused,
+    WriteResult,
+    rating_submit,
+    rating_withdraw,
+)
+
+STARS = ("1", "2", "3", "4", "5")
+ACCEPTING = {"accept-up": Thumb.UP, "accept-down": Thumb.DOWN}
+"""Button that accepts a suggestion -> the thumb it shows."""
+
+
+def tags_sent(sent: Any) -> list[str]:
+    """Tags of a form: the ticked ones and the comma-separated ones."""
+    ticked = sent.getlist("tag") if isinstance(sent, QueryDict) else []
+    written = str(sent.get("other_tags", "")).split(",")
+    return [*ticked, *(tag.strip() for tag in written if tag.strip())]
+
+
+class SentForm(forms.Form):
+    def fault(self) -> str:
+        """Every error of the form on one line."""
+        return "; ".join(f"{name}: {' '.join(map(str, faults))}" for name, faults in self.errors.items())
+
+
+class ComparisonForm(SentForm):
+    """A button pressed on the page of pairs.
+
+    The page sets `id`, so that a double click or a resend is stored once.
+    """
+
+    id = forms.UUIDField()
+    preference = forms.ChoiceField(choices=Preference.choices)
+    notes = forms.CharField(required=False)
+
+    def facts(self) -> dict[str, Any]:
+        """Keyword arguments of `comparison_submit` besides the decisions and the rater. Valid forms only."""
+        return {name: self.cleaned_data[name] for name in ("id", "preference", "notes")}
+
+
+class RatingForm(SentForm):
+    """A button (`verdict`) pressed on the rating page, with its inputs.
+
+    The page sets `id`, so that a double click or a resend is stored once. Inputs are `tag` (repeated), `other_tags`
+    (comma separated), `correction` (a text or a listed response) and `notes`.
+    """
+
+    id = forms.UUIDField()
+    decision = forms.UUIDField()
+    verdict = forms.ChoiceField(
+        choices=[(v, v) for v in ("up", "down", *STARS, "correct", "save", *ACCEPTING)]
+    )
+    other_tags = forms.CharField(required=False, max_length=2000)
+    correction = forms.CharField(required=False, strip=False)
+    notes = forms.CharField(required=False)
+
+    def facts(self, decision: Decision) -> dict[str, Any]:
+        """Keyword arguments of `rating_submit` besides the rater. Valid forms only."""
+        verdict = self.cleaned_data["verdict"]
+        correction = self.cleaned_data["correction"].replace("\r\n", "\n")
+        changed = bool(correction.strip()) and correction != decision.response.replace("\r\n", "\n")
+        return {
+            "id": self.cleaned_data["id"],
+            "decision": decision,
+            "thumb": ACCEPTING.get(verdict, verdict if verdict in Thumb.values else ""),
+            "stars": int(verdict) if verdict in STARS else None,
+            "correction": correction if changed else None,
+            "tags": tags_sent(self.data),
+            "notes": self.cleaned_data["notes"],
+        }
+
+
+def form_values(last: Rating | None) -> dict[str, Any]:
+    """Form values of a rater's newest rating; of a withdrawn one they are the earlier rating's, without verdict."""
+    withdrawn = last is not None and last.withdrawn
+    if last is not None and last.withdrawn:
+        last = last.supersedes
+    if last is None:
+        return {"tags": [], "correction": "", "verdict": "", "notes": ""}
+    return {
+        "notes": last.notes,
+        "tags": list(last.tags),
+        "correction": last.correction or "",
+        "verdict": "" if withdrawn else str(last.stars or last.thumb),
+    }
+
+
+class SuggestionChanged(FeedbackRefused):
+    """The accepted suggestion was resolved or replaced after the page was shown."""
+
+
+def rating_give(rater: str, decision: Decision, verdict: str, facts: dict[str, Any]) -> WriteResult:
+    """Store a rating, resolve the suggestion it answers, and release the lease.
+
+    Args:
+        verdict: The button of the rating page.
+        facts: Keyword arguments of `rating_submit` besides the rater.
+
+    Raises FeedbackRefused, SuggestionChanged, or FeedbackConflict if the page was sent before with another button.
+    """
+    if verdict == "correct" and facts["correction"] is None:
+        raise FeedbackRefused("The correction equals the response: change the text, then save it")
+    accepted = verdict in ACCEPTING
+    if accepted:
+        suggested = suggestion_of(decision)
+        if suggested is None or suggested.thumb != ACCEPTING[verdict]:
+            raise SuggestionChanged(
+                "The suggestion changed since this page was shown: rate the decision here"
+            )
+    written = rating_submit(rater=rater, **facts)
+    lease_release(rater, decision.pk)
+    if written.created:
+        suggestion_resolve(decision, written.row, accepted=accepted)
+    return written
+
+
+def rating_undo(rater: str, ids: Sequence[str]) -> tuple[Rating | None, list[str]]:
+    """Withdraw the last of these ratings that still stands, and lease its decision to the rater again.
+
+    Returns (rating, ids before it), or (None, []) if none of them stands and is this rater's.
+    """
+    rows = Rating.objects.filter(rater=rater).select_related("decision")
+    rating, earlier = last_withdrawn(rows, rating_withdraw, ids)
+    if rating is not None:
+        suggestion_reopen(rating)
+        lease_take(rater, rating.decision_id)
+    return rating, earlier
+
+
+W = TypeVar("W", Rating, Comparison)
+
+
+def last_withdrawn(
+    rows: QuerySet[W], withdraw: Callable[[W], WriteResult], ids: Sequence[str]
+) -> tuple[W | None, list[str]]:
+    """Withdraw the last of these rows that still stands; returns it and the ids before it, or (None, [])."""
+    earlier = list(ids)
+    while earlier:
+        row = rows.filter(pk=earlier.pop()).first()
+        if row is None:
+            continue
+        try:
+            withdraw(row)
+        except FeedbackConflict:
+            continue  # Replaced or withdrawn in another window: undo the one before.
+        return row, earlier
+    return None, []
+
 
 UNDO_LIMIT = 10
 """Ratings of a session that can be undone, newest first."""
@@ -108,10 +249,16 @@ def _card(
 
     said: what was done. fault: what went wrong. kept: form values to fill in.
     """
-    alone = wants_card(request)
-    template = "feedback/_card.html" if alone else "feedback/rate.html"
     context = _card_context(request, decision, within, said=said, fault=fault, kept=kept)
-    response = render(request, template, context, status=status)
+    return card_response(request, ("feedback/_card.html", "feedback/rate.html"), context, status)
+
+
+def card_response(
+    request: HttpRequest, templates: tuple[str, str], context: dict[str, Any], status: int
+) -> HttpResponse:
+    """The card alone for the page's script (first template), or the page (second)."""
+    alone = wants_card(request)
+    response = render(request, templates[0 if alone else 1], context, status=status)
     if alone:
         response["X-Ratchet-Card"] = "1"
     return response
@@ -168,7 +315,7 @@ def _card_context(
 def _next_response(request: HttpRequest, within: DecisionFilter, *, said: str = "") -> HttpResponse:
     """The next decision: its card for the script, a redirect for a plain form so that a reload is safe."""
     if not wants_card(request):
-        return _to_page(request, within, said=said)
+        return to_page(request, "rate", within, said=said)
     # The script preloaded the next card and shows it already.
     ahead = request.headers.get("X-Ratchet-Shown")
     decision = decision_take(
@@ -180,11 +327,12 @@ def _next_response(request: HttpRequest, within: DecisionFilter, *, said: str = 
     return _card(request, decision, within, said=_notice(said))
 
 
-def _to_page(request: HttpRequest, within: DecisionFilter, **query: str) -> HttpResponseRedirect:
+def to_page(request: HttpRequest, address: str, within: DecisionFilter, **query: str) -> HttpResponseRedirect:
+    """Redirect to a page of cards with its filter, or to the page that the form names."""
     if request.POST.get("back"):
-        return redirect_back(request, "rate")
+        return redirect_back(request, address)
     words = urlencode({**within.parts, **{name: value for name, value in query.items() if value}})
-    return redirect(f"{reverse('rate')}?{words}" if words else reverse("rate"))
+    return redirect(f"{reverse(address)}?{words}" if words else reverse(address))
 
 
 SAVED_NOTICES = {
@@ -263,7 +411,7 @@ def rate_undo(request: HttpRequest) -> HttpResponse:
         return _next_response(request, within, said="nothing")
     if wants_card(request):
         return _card(request, rating.decision, within, said=NOTICES["undone"])
-    return _to_page(request, within, decision=str(rating.decision_id), said="undone")
+    return to_page(request, "rate", within, decision=str(rating.decision_id), said="undone")
 
 
 @page_for("rate", "POST")

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from django.db.models import Q, QuerySet
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
-from feedback.recording.traces import trace_build
+from feedback.recording.ingest import trace_build
 from feedback.storage.agent_names import name_hashed
 from feedback.storage.factories import Subject, comparison_build, decision_build, outcome_build, rating_build
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE

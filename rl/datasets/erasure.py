@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import transaction
 
 from feedback.erasure.marks import Marks
-from feedback.erasure.places import columns_erase
+from feedback.erasure.service import columns_erase
 from rl.checksums import SUMS, file_sum, sums_write
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.snapshots import file_store, rows_write, temporary_file

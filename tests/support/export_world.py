@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import trace_record
 from feedback.services import (
     comparison_submit,
     decision_record,

@@ -18,7 +18,7 @@ from feedback.accounts.authentication import key_create
 from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw
 from feedback.models import AgentSettings, Decision, ImportBatch
 from feedback.rating.suggestions import suggestions_record
-from feedback.recording.traces import trace_record
+from feedback.recording.ingest import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.storage.problem_rows import RowReader
 from rl.datasets.reward_records import rewards_calculate
