@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 from django.db import connection
@@ -208,13 +210,6 @@ def feedback_counts(agent: str) -> FeedbackCounts:
     return feedback_counts_by_agent(agent).get(agent, FeedbackCounts())
 
 
-def _imitation_condition() -> Q:
-    wanted = Q()
-    for tag in IMITATION_TAGS:
-        wanted |= tag_condition(tag)
-    return wanted
-
-
 _counts: CostAwareCache[dict[str, FeedbackCounts]] = CostAwareCache()
 
 
@@ -243,7 +238,7 @@ def feedback_counts_by_agent(agent: str | None = None) -> dict[str, FeedbackCoun
     rated: dict[str, dict[str, Any]] = {row["decision__agent"]: dict(row) for row in ratings}
     compared: dict[str, dict[str, Any]] = {row["left__agent"]: dict(row) for row in comparisons}
     measured = dict(outcome_counts.values_list("decision__agent", "n"))
-    imitated = _by_agent(Decision.objects.filter(_imitation_condition(), agent__in=few))
+    imitated = _by_agent(Decision.objects.filter(tag_condition(*IMITATION_TAGS), agent__in=few))
     traced = _by_agent(rows.filter(trace__isnull=False))
     counts = {}
     for slug, count in decisions.items():
@@ -383,10 +378,7 @@ def responses_without_verdict(ids: Sequence[uuid.UUID]) -> Iterator[ResponseFact
 
 def responses_tagged(agent: str, tags: Sequence[str]) -> Iterator[ResponseFact]:
     """Decisions of an agent with one of these tags."""
-    wanted = Q()
-    for tag in tags:
-        wanted |= tag_condition(tag)
-    yield from _responses(decisions_of(agent).filter(wanted).order_by("pk"))
+    yield from _responses(decisions_of(agent).filter(tag_condition(*tags)).order_by("pk"))
 
 
 def _responses(rows: QuerySet[Decision]) -> Iterator[ResponseFact]:
@@ -394,12 +386,13 @@ def _responses(rows: QuerySet[Decision]) -> Iterator[ResponseFact]:
     yield from (ResponseFact._make((*row, False)) for row in facts.iterator(chunk_size=CHUNK))
 
 
-def tag_condition(tag: str) -> Q:
-    """Condition on a decision or rating: it has this tag."""
+def tag_condition(*tags: str) -> Q:
+    """Condition on a decision or rating: it has one of these tags."""
     if connection.vendor == "postgresql":
-        return Q(tags__contains=[tag])
+        return reduce(or_, (Q(tags__contains=[tag]) for tag in tags))
     # SQLite stores the list as JSON text: look for the quoted and escaped tag.
-    return Q(GreaterThan(StrIndex(Cast("tags", TextField()), Value(json.dumps(tag))), 0))
+    text = Cast("tags", TextField())
+    return reduce(or_, (Q(GreaterThan(StrIndex(text, Value(json.dumps(tag))), 0)) for tag in tags))
 
 
 class DecisionPrompt(NamedTuple):
@@ -445,31 +438,6 @@ def raters_by_prompt(agent: str, prompt_hashes: Sequence[str]) -> dict[str, set[
         ):
             found.setdefault(prompt, set()).add(rater)
     return found
-
-
-class PolicyRating(NamedTuple):
-    """A standing rating of a policy's decision."""
-
-    decision: uuid.UUID
-    thumb: str
-    stars: int | None
-    score: float | None
-
-
-def policy_verdicts(
-    agent: str, policy: str, since: datetime | None = None, *, recorded: bool = False
-) -> Iterator[PolicyRating]:
-    """Standing ratings of a policy's decisions since a time, oldest decision first.
-
-    recorded: the policy is an app's own model; leave out decisions that Ratchet answered under its name.
-    """
-    rows = ratings_standing(agent).filter(decision__policy=policy)
-    if recorded:
-        rows = rows.exclude(decision__source__in=NOT_FROM_APPS)
-    if since is not None:
-        rows = rows.filter(decision__created_at__gte=since)
-    ordered = rows.order_by("decision__created_at", "decision_id")
-    yield from map(PolicyRating._make, ordered.values_list("decision_id", "thumb", "stars", "score"))
 
 
 def prompts_of_feedback(ids: Sequence[uuid.UUID], newest: int | None = None) -> set[str]:

@@ -68,18 +68,22 @@ def row_write(row: Any) -> WriteResult:
 def _earlier(row: Any) -> WriteResult | None:
     """The row stored before under this id, if any. Raises FeedbackConflict if its body differs."""
     earlier = type(row)._default_manager.filter(pk=row.pk).first()
-    if earlier is None:
-        return None
-    if earlier.body_hash != row.body_hash:
-        raise _clash(row)
-    return WriteResult(earlier, created=False)
+    return None if is_unrecorded(row, earlier and earlier.body_hash) else WriteResult(earlier, created=False)
 
 
-def _clash(row: Any) -> FeedbackConflict:
-    return FeedbackConflict(
-        f"{type(row).__name__.lower()} {row.pk} was recorded before with a different body",
-        {"id": "already used for another write"},
-    )
+def is_unrecorded(row: Any, before: str | None) -> bool:
+    """True if nothing was recorded under a row's id before. Raises FeedbackConflict where something else was.
+
+    before: the hash of the body that was recorded under the id.
+    """
+    if before is None:
+        return True
+    if before != row.body_hash:
+        raise FeedbackConflict(
+            f"{type(row).__name__.lower()} {row.pk} was recorded before with a different body",
+            {"id": "already used for another write"},
+        )
+    return False
 
 
 def agent_set_up(agent: str) -> None:
@@ -113,8 +117,7 @@ def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[WriteResult]:
             )
             stored = dict(Decision.objects.filter(pk__in=batch).values_list("pk", "body_hash"))
             for row in rows[start : start + BULK_BATCH]:
-                if stored[row.pk] != row.body_hash:
-                    raise _clash(row)
+                is_unrecorded(row, stored[row.pk])
                 results.append(WriteResult(row, created=row.pk not in existing_ids))
     return results
 

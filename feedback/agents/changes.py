@@ -18,6 +18,7 @@ from feedback.cache import forget_all
 from feedback.erasure.withdrawals import trained_text
 from feedback.models import SLUG_PATTERN, AgentName, ImportBatch
 from feedback.storage.agent_names import name_free, names_move
+from feedback.storage.sql import rows_delete
 
 APART: tuple[type[Model], ...] = (AgentName, ImportBatch)
 """Tables that keep the name after a deletion: the split's hash names and the record of imports."""
@@ -240,9 +241,8 @@ def agent_delete(agent: str, *, actor: str, dry_run: bool = False, force: bool =
 
 
 def _rows_remove(agent: str, actor: str) -> None:
-    """Deletes in SQL, past the models' protection; foreign keys are checked at the end of the transaction."""
     for _, rows in rows_of(agent):
-        rows._raw_delete(rows.db)
+        rows_delete(rows)
     gone = {"agent_deleted": agent}
     ImportBatch.objects.filter(agent=agent, undone_at=None).update(
         undone_at=timezone.now(), undone_by=actor[:200], undone=gone, refused=[], attached=[]

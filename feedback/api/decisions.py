@@ -38,10 +38,11 @@ from feedback.erasure.withdrawals import (
     withdrawals,
 )
 from feedback.explorer.decision_facts import rewarded_at_least
-from feedback.explorer.search import DecisionWhole as WholeDecision
-from feedback.explorer.search import decision_whole, decisions_search
+from feedback.explorer.search import decisions_search
+from feedback.models import Decision, Outcome
 from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest, trace_record
 from feedback.recording.recorder import recorded_or_never
+from feedback.selectors import decision_get, ratings_standing
 from feedback.storage.fields import RowNumber, Slug, Storable, TimeSent, Uuid
 from feedback.storage.validation import DecisionUnknown, FeedbackRefused
 
@@ -125,8 +126,10 @@ class DecisionOne(ApiView):
     )
     def get(self, request: Request, pk: uuid.UUID) -> Response:
         query_read(Query, request)
-        found = recorded_or_never(pk, then=lambda: _decision_get(pk))
-        return Response(DecisionWhole.of(found.decision, ratings=found.ratings, outcomes=found.outcomes))
+        decision = recorded_or_never(pk, then=lambda: _decision_get(pk))
+        ratings = list(ratings_standing(of_withdrawn=True).filter(decision=decision))
+        outcomes = list(Outcome.objects.filter(decision=decision).order_by("at", "id"))
+        return Response(DecisionWhole.of(decision, ratings=ratings, outcomes=outcomes))
 
 
 def _bulk(items: list[Any]) -> Response:
@@ -165,8 +168,8 @@ def _refusal_entry(code: str, message: str, fields: dict[str, str]) -> dict[str,
     return {"status": 409 if code == "conflict" else 400, **error_body(code, message, fields)}
 
 
-def _decision_get(pk: uuid.UUID) -> WholeDecision:
-    found = decision_whole(pk)
+def _decision_get(pk: uuid.UUID) -> Decision:
+    found = decision_get(pk)
     if found is None:
         raise DecisionUnknown(f"no decision {pk}", {"id": "does not exist"})
     return found

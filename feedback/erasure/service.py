@@ -28,15 +28,12 @@ from feedback.models import (
     Comparison,
     Decision,
     ImportBatch,
-    Lease,
     Outcome,
     ProblemRow,
     Rating,
-    RatingRequest,
-    Suggestion,
     Trace,
 )
-from feedback.storage.sql import chunks
+from feedback.storage.sql import chunks, decisions_remove, rows_delete
 from feedback.storage.tombstones import tombstones_announce, tombstones_make
 from ratchet_client.outbox import SUFFIX, Outbox
 from ratchet_client.problem_log import ProblemLog
@@ -127,12 +124,8 @@ def _rows_erase(done: ErasureReport, traces: Sequence[uuid.UUID], ids: set[uuid.
         )
         done.ratings += _remove(Rating.objects.filter(decision__in=chunk), dry_run)
         done.outcomes += _remove(Outcome.objects.filter(decision__in=chunk), dry_run)
-        _remove(Lease.objects.filter(decision__in=chunk), dry_run)
-        _remove(RatingRequest.objects.filter(decision__in=chunk), dry_run)
-        _remove(Suggestion.objects.filter(decision__in=chunk), dry_run)
-        if settings.FEEDBACK_FORGET and not dry_run:
-            import_string(settings.FEEDBACK_FORGET)(chunk)
-        _remove(Decision.objects.filter(pk__in=chunk), dry_run)
+        if not dry_run:
+            decisions_remove(chunk)
     # After the decisions: traces that still have some are shared with other units.
     shared = _shared_traces(traces, ids)
     for trace in Trace.objects.filter(pk__in=shared):
@@ -200,8 +193,7 @@ def _quotes(marks: Marks, row: Mapping[str, Any]) -> bool:
 
 
 def _remove(rows: QuerySet[Any], dry_run: bool) -> int:
-    """Delete (or count) rows in SQL, past the models' protection; the caller deletes everything that points to them."""
-    return rows.count() if dry_run else rows._raw_delete(rows.db)
+    return rows.count() if dry_run else rows_delete(rows)
 
 
 logger = logging.getLogger("feedback.erasure.service")

@@ -28,6 +28,7 @@ from django.db.models.functions import Coalesce
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating, Trace
 from feedback.selectors import (
     CHUNK,
+    NOT_FROM_APPS,
     RATING_COLUMNS,
     RatingFact,
     comparisons_standing,
@@ -140,6 +141,21 @@ def _rating_values(ratings: QuerySet[Rating]) -> Iterator[RatingValue]:
     rows = ratings.values_list("decision_id", "thumb", "stars", "score", "rater_kind")
     for pk, thumb, stars, score, kind in rows.iterator(chunk_size=CHUNK):
         yield RatingValue(pk, thumb, stars, score, kind == RaterKind.SIMULATED)
+
+
+def policy_verdicts(
+    agent: str, policy: str, since: datetime | None = None, *, recorded: bool = False
+) -> Iterator[RatingValue]:
+    """Standing ratings of a policy's decisions since a time, oldest decision first.
+
+    recorded: the policy is an app's own model; leave out decisions that Ratchet answered under its name.
+    """
+    rows = ratings_standing(agent).filter(decision__policy=policy)
+    if recorded:
+        rows = rows.exclude(decision__source__in=NOT_FROM_APPS)
+    if since is not None:
+        rows = rows.filter(decision__created_at__gte=since)
+    return _rating_values(rows.order_by("decision__created_at", "decision_id"))
 
 
 def outcomes_of(decisions: DecisionSet, name: str) -> dict[uuid.UUID, float]:

@@ -360,30 +360,29 @@ def _template_name(kind: str) -> str:
     return str(select_template(names).template.name)
 
 
-def _choice(response: str) -> tuple[str, str]:
-    """(name chosen by a JSON response, "") or ("", fault)."""
+def _sole_value(response: str) -> tuple[Any, str]:
+    """(the only value of a JSON object, "") or (None, fault)."""
     try:
         answer = json.loads(response)
     except (ValueError, RecursionError) as error:
-        return "", f"not valid JSON: {error}"
-    if not isinstance(answer, dict) or len(answer) != 1 or not isinstance(next(iter(answer.values())), str):
-        return "", "expected JSON with one name in it"
-    return next(iter(answer.values())), ""
+        return None, f"not valid JSON: {error}"
+    is_sole = isinstance(answer, dict) and len(answer) == 1
+    return (next(iter(answer.values())), "") if is_sole else (None, "expected JSON with one name in it")
+
+
+def _choice(response: str) -> tuple[str, str]:
+    """(name chosen by a JSON response, "") or ("", fault)."""
+    name, fault = _sole_value(response)
+    return (name, "") if isinstance(name, str) else ("", fault or "expected JSON with one name in it")
 
 
 def _choice_names(response: str) -> tuple[list[str], str]:
     """(names picked by a JSON response, "") or ([], fault)."""
-    name, fault = _choice(response)
-    if name:
-        return [name], ""
-    try:
-        answer = json.loads(response)
-        (names,) = answer.values()
-    except (ValueError, RecursionError, AttributeError):
-        return [], fault
-    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+    found, fault = _sole_value(response)
+    names = [found] if isinstance(found, str) else found
+    if isinstance(names, list) and any(names) and all(isinstance(name, str) for name in names):
         return names, ""
-    return [], "expected JSON with a list of names in it"
+    return [], fault or "expected JSON with a list of names in it"
 
 
 def _list_values(state: Mapping[str, Any], key: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, time, timedelta
@@ -18,7 +17,7 @@ from django.utils import timezone
 
 from backend.bodies import value_excerpt
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from feedback.models import Decision, Outcome, Rating
+from feedback.models import Decision
 from feedback.selectors import agent_slugs, policy_names, ratings_standing, tag_condition
 from feedback.storage.fields import Name, Slug
 from feedback.storage.validation import Check
@@ -174,26 +173,3 @@ def parse_batch_number(check: Check, text: str) -> int | None:
 
 def _midnight(day: date) -> datetime:
     return timezone.make_aware(datetime.combine(day, time.min))
-
-
-@dataclass(frozen=True)
-class DecisionWhole:
-    """A decision with its standing ratings and its outcomes."""
-
-    decision: Decision
-    ratings: list[Rating]
-    """Standing ratings, oldest first."""
-    outcomes: list[Outcome]
-    """Oldest first."""
-
-
-def decision_whole(pk: uuid.UUID) -> DecisionWhole | None:
-    """A decision with its feedback; None if it does not exist."""
-    decision = Decision.objects.filter(pk=pk).first()
-    if decision is None:
-        return None
-    return DecisionWhole(
-        decision,
-        list(ratings_standing(of_withdrawn=True).filter(decision=decision)),
-        list(Outcome.objects.filter(decision=decision).order_by("at", "id")),
-    )

@@ -13,10 +13,12 @@ from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
+from django.conf import settings
 from django.db import connection, models, transaction
 from django.db.models import F, Model, QuerySet
+from django.utils.module_loading import import_string
 
-from feedback.models import Decision, Rating
+from feedback.models import Decision, Lease, Rating, RatingRequest, Suggestion
 
 IDS = 400
 """Ids named in one statement. Older SQLite takes 999 values, and some statements name each id twice."""
@@ -170,6 +172,26 @@ def rows_in(rows: QuerySet[M], column: str, values: Collection[Any]) -> QuerySet
     sent: Any = "{" + ",".join(map(str, values)) + "}" if cast == "uuid" else list(values)
     where = f"{table}.{column} = ANY(%s::{cast}[])"  # our own names
     return rows.extra(where=[where], params=[sent])  # noqa: S610
+
+
+def rows_delete(rows: QuerySet[Any]) -> int:
+    """Delete rows straight in SQL: the models protect rows that others point to, and chains point to themselves.
+
+    Foreign keys are checked at the end of the transaction. Returns how many rows there were.
+    """
+    return rows._raw_delete(rows.db)
+
+
+def decisions_remove(ids: Sequence[uuid.UUID]) -> int:
+    """Remove decisions of which nothing is said any more, with what is kept beside them. At most IDS at once."""
+    if not ids:
+        return 0
+    Lease.objects.filter(decision__in=ids).delete()
+    RatingRequest.objects.filter(decision__in=ids).delete()
+    rows_delete(Suggestion.objects.filter(decision__in=ids))
+    if settings.FEEDBACK_FORGET:
+        import_string(settings.FEEDBACK_FORGET)(ids)
+    return rows_delete(Decision.objects.filter(pk__in=ids))
 
 
 def _standing_progress(row: tuple[int, int] | None) -> RatingProgress | None:

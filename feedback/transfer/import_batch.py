@@ -6,16 +6,16 @@ import uuid
 from collections import ChainMap, Counter
 from collections.abc import Collection, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.db.models import Model, QuerySet
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
-from feedback.services import counts_in_progress, rating_change
+from feedback.services import counts_in_progress, is_unrecorded, rating_change
 from feedback.storage.annotation_priority import priority_update
 from feedback.storage.factories import withdrawal_build
 from feedback.storage.sql import RatingProgress, ratings_human_changes, rows_in, rows_insert
-from feedback.storage.validation import DecisionUnknown, FeedbackConflict, FeedbackRefused
+from feedback.storage.validation import DecisionUnknown, FeedbackRefused
 from feedback.transfer.formats.base import DEMONSTRATION
 from feedback.transfer.formats.records import Record
 from feedback.transfer.import_plans import Chain, ImportPlan, Origin, PlannedFeedback, Planner, Raters, Word
@@ -156,11 +156,11 @@ class Batch:
         )
         if before is None:
             self._traces[row.pk] = row
-        return _is_unrecorded(row, before)
+        return is_unrecorded(row, before)
 
     def _is_new(self, row: Decision) -> bool:
         made = self._new.decisions.get(row.pk)
-        return _is_unrecorded(row, made.body_hash if made else self._bodies[Decision].get(row.pk))
+        return is_unrecorded(row, made.body_hash if made else self._bodies[Decision].get(row.pk))
 
     def _is_new_outcome(self, row: Outcome, timed: bool, fresh: dict[uuid.UUID, Outcome]) -> bool:
         before = fresh.get(row.pk) or self._outcomes.get(row.pk)
@@ -170,7 +170,7 @@ class Batch:
         # an app that gave no time is told one in the export, which a body hash would take for another write
         if timed and all(getattr(before, name) == getattr(row, name) for name in same):
             return False
-        return _is_unrecorded(row, before.body_hash)
+        return is_unrecorded(row, before.body_hash)
 
     def _word(
         self, one: PlannedFeedback, heads: MutableMapping[Chain, Word], fresh: dict[uuid.UUID, str]
@@ -180,7 +180,7 @@ class Batch:
         before = fresh.get(row.pk) or self._bodies[type(row)].get(row.pk)
         if before is not None:
             if one.own_id and not one.withdrawn:
-                _is_unrecorded(row, before)
+                is_unrecorded(row, before)
             return None
         head = heads.get(one.chain)
         if head is not None and not one.own_id and not one.withdrawn and head.body_hash == row.body_hash:
@@ -282,16 +282,3 @@ def _stored_rows(model: type[Model], ids: Collection[uuid.UUID]) -> dict[uuid.UU
         pk: _StoredRow(body, batch)
         for pk, body, batch in rows.values_list("pk", "body_hash", "import_batch_id")
     }
-
-
-def _is_unrecorded(row: Any, before: str | None) -> bool:
-    """True if nothing was recorded under its id before. Raises FeedbackConflict where something else was."""
-    if before is None:
-        return True
-    if before != row.body_hash:
-        name = type(row).__name__.lower()
-        raise FeedbackConflict(
-            f"{name} {row.pk} was recorded before with a different body",
-            {"id": "already used for another write"},
-        )
-    return False

@@ -10,11 +10,9 @@ import uuid
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from backend.bodies import Answer
 from backend.installation import PROGRAM
@@ -23,16 +21,13 @@ from feedback.models import (
     Comparison,
     Decision,
     ImportBatch,
-    Lease,
     Outcome,
     RaterKind,
     Rating,
-    RatingRequest,
-    Suggestion,
     Trace,
 )
 from feedback.storage.annotation_priority import policy_uncertainty, priority_update
-from feedback.storage.sql import IDS, RatingProgress, chunks
+from feedback.storage.sql import IDS, RatingProgress, chunks, decisions_remove, rows_delete
 
 ATTEMPTS = 5
 """Tries of an undo, where somebody adds to one of its decisions at the same moment."""
@@ -168,7 +163,7 @@ class _UndoJob:
         self._detach()
         self._remove_words(Rating, ("decision_id", "rater"))
         self._remove_words(Comparison, ("left_id", "right_id", "rater"))
-        self.done.outcomes = _delete(Outcome.objects.filter(import_batch=self.batch))
+        self.done.outcomes = rows_delete(Outcome.objects.filter(import_batch=self.batch))
         self._remove_decisions(touched)
         self._remove_traces()
         self._recount(touched)
@@ -209,9 +204,9 @@ class _UndoJob:
             dropped += gone
             links |= relinked
         self.done.withdrawals += len(dropped)
-        removed = _delete(rows.filter(import_batch=self.batch))
+        removed = rows_delete(rows.filter(import_batch=self.batch))
         for chunk in chunks(dropped):
-            _delete(rows.filter(pk__in=chunk))
+            rows_delete(rows.filter(pk__in=chunk))
         for pk, before in links.items():
             rows.filter(pk=pk).update(supersedes=before)
         if model is Rating:
@@ -245,10 +240,10 @@ class _UndoJob:
         used = Exists(Decision.objects.filter(trace=OuterRef("pk")).order_by())
         mine = Trace.objects.filter(import_batch=self.batch).order_by()
         self.done.traces_kept = mine.filter(used).count()
-        self.done.traces = _delete(mine.filter(~used))
+        self.done.traces = rows_delete(mine.filter(~used))
         for chunk in chunks(self._traces_left):
             left = Trace.objects.filter(~used, pk__in=chunk, import_batch__undone_at__isnull=False)
-            self.done.traces += _delete(left.order_by())
+            self.done.traces += rows_delete(left.order_by())
 
     def _recount(self, touched: Iterable[uuid.UUID]) -> None:
         """Count anew how many people rated the decisions that stay."""
@@ -298,18 +293,6 @@ def _chain_without(
     return removals, links
 
 
-def decisions_remove(ids: Sequence[uuid.UUID]) -> int:
-    """Remove decisions of which nothing is said any more, with what is kept beside them. At most IDS at once."""
-    if not ids:
-        return 0
-    Lease.objects.filter(decision__in=ids).delete()
-    RatingRequest.objects.filter(decision__in=ids).delete()
-    _delete(Suggestion.objects.filter(decision__in=ids))
-    if settings.FEEDBACK_FORGET:
-        import_string(settings.FEEDBACK_FORGET)(ids)
-    return _delete(Decision.objects.filter(pk__in=ids))
-
-
 def ratings_recount(ids: Sequence[uuid.UUID]) -> None:
     """Set each decision's number of standing ratings by people, and its place in the queue, from the ratings."""
     counts: dict[uuid.UUID, int] = dict.fromkeys(ids, 0)
@@ -331,9 +314,3 @@ def ratings_recount(ids: Sequence[uuid.UUID]) -> None:
             )
         else:
             priority_update(pk, RatingProgress(count, wanted))
-
-
-def _delete(rows: QuerySet[Any]) -> int:
-    """Delete rows straight in SQL: the models protect rows that others point to, and chains point to themselves.
-    Foreign keys are checked at the end of the transaction."""
-    return rows._raw_delete(rows.db)

@@ -17,7 +17,7 @@ import scipy
 
 from backend.isolation import agent_isolated
 from backend.notifications import notify
-from feedback.selectors import policy_verdicts
+from feedback.explorer.bulk_readers import policy_verdicts
 from rl.datasets.feedback_types import rating_value
 from rl.models import Policy, PolicyEvent
 from rl.models.learning import learner_settings
