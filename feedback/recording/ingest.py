@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from backend import limits
 from feedback.models import Decision, Trace
-from feedback.services import WriteResult, rating_submit, row_write
+from feedback.services import WriteResult, is_unrecorded, rating_submit, row_write
 from feedback.storage.agent_names import name_hashed
 from feedback.storage.factories import body_hash, decision_build, identity_of
 from feedback.storage.facts import DECISION, TRACE
@@ -110,9 +110,7 @@ def _result(
     try:
         if row.pk not in kept:
             return _unsampled_result(row, before.get(row.pk))
-        stands = before.get(row.pk) or first[row.pk].body_hash
-        if stands != row.body_hash:
-            raise _clash(row)
+        is_unrecorded(row, before.get(row.pk) or first[row.pk].body_hash)
     except FeedbackConflict as clash:
         return clash
     return IngestResult(row, row is first[row.pk] and row.pk in created, stored=True)
@@ -120,16 +118,7 @@ def _result(
 
 def _unsampled_result(row: Decision, before: str | None) -> IngestResult:
     """Result for a decision that sampling leaves out; it may be stored from a time with a higher rate."""
-    if before is not None and before != row.body_hash:
-        raise _clash(row)
-    return IngestResult(row, created=False, stored=before is not None)
-
-
-def _clash(row: Decision) -> FeedbackConflict:
-    return FeedbackConflict(
-        f"decision {row.pk} was recorded before with a different body",
-        {"id": "already used for another write"},
-    )
+    return IngestResult(row, created=False, stored=not is_unrecorded(row, before))
 
 
 def _body_hashes(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
