@@ -43,15 +43,14 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
-    RowShape,
     View,
     each_rating,
     good,
     iso,
+    shape,
     share_of,
     turns_by_role,
     words,
-    writer_by_record,
 )
 
 
@@ -235,11 +234,7 @@ OPEN_WEBUI = Format(
     "Open WebUI feedback export",
     _is_webui_feedback,
     _read_webui_feedback,
-    (
-        RowShape(
-            "open_webui", "feedback with its chats", (View.RATED,), writer_by_record(_webui_lines), "array"
-        ),
-    ),
+    (shape("open_webui", "feedback with its chats", View.RATED, _webui_lines, "array"),),
 )
 
 
@@ -393,13 +388,5 @@ LIBRECHAT = Format(
     "LibreChat messages with thumbs",
     holds("messageId conversationId isCreatedByUser"),
     _read_librechat,
-    (
-        RowShape(
-            "librechat",
-            "conversations with a thumb each",
-            (View.RATED,),
-            writer_by_record(_librechat_lines),
-            "array",
-        ),
-    ),
+    (shape("librechat", "conversations with a thumb each", View.RATED, _librechat_lines, "array"),),
 )

@@ -40,7 +40,7 @@ from feedback.transfer.formats.records import (
     text_of,
     time_of,
 )
-from feedback.transfer.formats.writers import Line, RowShape, View, iso, share_of, writer_by_record
+from feedback.transfer.formats.writers import Line, View, iso, shape, share_of
 
 TYPES = ("NUMERIC", "BOOLEAN", "CATEGORICAL", "CORRECTION", "TEXT")
 CAMEL = {
@@ -329,15 +329,7 @@ LANGFUSE = row_format(
     "Langfuse scores",
     _is_score,
     _score,
-    (
-        RowShape(
-            "langfuse",
-            "scores on traces with the decisions' ids",
-            (View.RATED,),
-            writer_by_record(_score_lines),
-            "array",
-        ),
-    ),
+    (shape("langfuse", "scores on traces with the decisions' ids", View.RATED, _score_lines, "array"),),
     verdicts=(),
     pages=True,
 )

@@ -50,16 +50,15 @@ from feedback.transfer.formats.training_files import preference_parts
 from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
-    RowShape,
     View,
     better_worse,
     each_rating,
     good,
+    shape,
     some_words,
     tools_text,
     turns_by_role,
     words,
-    writer_by_record,
 )
 
 # --- Alpaca and sharegpt ------------------------------------------------------------------------------------
@@ -345,20 +344,10 @@ def _labels(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
 
 
 SHAPES = (
-    RowShape("llamafactory", "sharegpt ranking", (View.PREFERENCES,), writer_by_record(_pair), "array"),
-    RowShape(
-        "llamafactory-alpaca", "alpaca ranking", (View.PREFERENCES,), writer_by_record(_alpaca_pair), "array"
-    ),
-    RowShape(
-        "llamafactory-kto",
-        "sharegpt kto: a label for each rating",
-        (View.RATED,),
-        writer_by_record(_labels),
-        "array",
-    ),
-    RowShape(
-        "llamafactory-sft", "alpaca SFT", (View.DEMONSTRATIONS,), writer_by_record(_alpaca_answer), "array"
-    ),
+    shape("llamafactory", "sharegpt ranking", View.PREFERENCES, _pair, "array"),
+    shape("llamafactory-alpaca", "alpaca ranking", View.PREFERENCES, _alpaca_pair, "array"),
+    shape("llamafactory-kto", "sharegpt kto: a label for each rating", View.RATED, _labels, "array"),
+    shape("llamafactory-sft", "alpaca SFT", View.DEMONSTRATIONS, _alpaca_answer, "array"),
 )
 
 LLAMAFACTORY = Format(

@@ -33,15 +33,14 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
-    RowShape,
     View,
     each_rating,
     good,
     iso,
     plain,
     question,
+    shape,
     words,
-    writer_by_record,
 )
 
 # --- Simulation --------------------------------------------------------------------------------------------
@@ -191,17 +190,15 @@ def _rating_lines(record: ImportedDecision, left_out: Counter[str]) -> Iterator[
 
 
 SHAPES = (
-    RowShape(
+    shape(
         "simulation",
         "entries, and beside them their ratings",
-        (View.DECISIONS,),
-        writer_by_record(_entry),
+        View.DECISIONS,
+        _entry,
         "array",
         beside=("simulation-ratings",),
     ),
-    RowShape(
-        "simulation-ratings", "ratings of entries", (View.RATED,), writer_by_record(_rating_lines), "array"
-    ),
+    shape("simulation-ratings", "ratings of entries", View.RATED, _rating_lines, "array"),
 )
 
 SIMULATION = Format(
@@ -314,11 +311,7 @@ def _type_of(rating: ImportedRating) -> tuple[str, float | None]:
     return "correction", None
 
 
-COLLECTOR_SHAPES = (
-    RowShape(
-        "feedback_collector", "a line for each rating", (View.RATED,), writer_by_record(_collector_lines)
-    ),
-)
+COLLECTOR_SHAPES = (shape("feedback_collector", "a line for each rating", View.RATED, _collector_lines),)
 
 FEEDBACK_COLLECTOR = row_format(
     "feedback_collector",

@@ -30,11 +30,11 @@ from feedback.transfer.formats.writers import (
     better_worse,
     pair_ids,
     question,
+    shape,
     sides,
     some_words,
     turns_by_role,
     words,
-    writer_by_record,
 )
 
 # --- Anthropic hh-rlhf: `chosen` and `rejected`, each one text of turns marked Human and Assistant ----------
@@ -106,9 +106,7 @@ def _hh_line(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Lin
     yield {"chosen": f"{prompt}{LAST} {chosen}", "rejected": f"{prompt}{LAST} {rejected}"}
 
 
-HH_SHAPES = (
-    RowShape("hh", "chosen and rejected conversations", (View.PREFERENCES,), writer_by_record(_hh_line)),
-)
+HH_SHAPES = (shape("hh", "chosen and rejected conversations", View.PREFERENCES, _hh_line),)
 
 HH = row_format("hh", "Anthropic hh-rlhf", _is_hh, _hh, HH_SHAPES, verdicts=("chosen", "rejected"))
 
@@ -230,9 +228,7 @@ def _node(
     }
 
 
-OASST_SHAPES = (
-    RowShape("oasst", "a tree for each comparison", (View.PREFERENCES,), writer_by_record(_tree)),
-)
+OASST_SHAPES = (shape("oasst", "a tree for each comparison", View.PREFERENCES, _tree),)
 
 OASST = row_format(
     "oasst", "OpenAssistant trees of ranked replies", _is_oasst, _oasst, OASST_SHAPES, verdicts=()

@@ -42,6 +42,7 @@ from feedback.transfer.formats.writers import (
     Writer,
     iso,
     plain,
+    shape,
     share_of,
     turns_of,
     writer_by_record,
@@ -361,11 +362,11 @@ TABLES = {
     "demonstration": "DemonstrationFeedback: corrections",
 }
 SHAPES = (
-    RowShape(
+    shape(
         "tensorzero",
         "ChatInference, and beside it the feedback tables",
-        (View.DECISIONS,),
-        writer_by_record(_inference_row),
+        View.DECISIONS,
+        _inference_row,
         beside=tuple(f"tensorzero-{kind}" for kind in TABLES),
     ),
     *(

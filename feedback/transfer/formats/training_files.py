@@ -42,19 +42,18 @@ from feedback.transfer.formats.records import (
 from feedback.transfer.formats.writers import (
     Line,
     NotSaid,
-    RowShape,
     View,
     better_worse,
     each_rating,
     good,
     plain,
     question,
+    shape,
     some_turns,
     some_words,
     tools_text,
     turns_of,
     words,
-    writer_by_record,
 )
 
 # --- TRL: preference, unpaired, prompt-completion and prompt-only rows -------------------------------------
@@ -264,30 +263,16 @@ def _prompt(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     yield {"prompt": plain(record.messages), **tools_text(record)}
 
 
-PREFERENCES = (View.PREFERENCES,)
 SHAPES = (
-    RowShape("trl", "preference, conversational, explicit prompt", PREFERENCES, writer_by_record(_pair)),
-    RowShape(
-        "trl-implicit",
-        "preference, conversational, implicit prompt",
-        PREFERENCES,
-        writer_by_record(_implicit_pair),
+    shape("trl", "preference, conversational, explicit prompt", View.PREFERENCES, _pair),
+    shape("trl-implicit", "preference, conversational, implicit prompt", View.PREFERENCES, _implicit_pair),
+    shape("trl-standard", "preference, texts, explicit prompt", View.PREFERENCES, _text_pair),
+    shape(
+        "trl-standard-implicit", "preference, texts, implicit prompt", View.PREFERENCES, _implicit_text_pair
     ),
-    RowShape("trl-standard", "preference, texts, explicit prompt", PREFERENCES, writer_by_record(_text_pair)),
-    RowShape(
-        "trl-standard-implicit",
-        "preference, texts, implicit prompt",
-        PREFERENCES,
-        writer_by_record(_implicit_text_pair),
-    ),
-    RowShape("trl-unpaired", "unpaired: a label for each rating", (View.RATED,), writer_by_record(_labels)),
-    RowShape(
-        "trl-prompt-completion",
-        "prompt and completion",
-        (View.DEMONSTRATIONS,),
-        writer_by_record(_completion),
-    ),
-    RowShape("trl-prompt-only", "prompts", (View.PROMPTS,), writer_by_record(_prompt)),
+    shape("trl-unpaired", "unpaired: a label for each rating", View.RATED, _labels),
+    shape("trl-prompt-completion", "prompt and completion", View.DEMONSTRATIONS, _completion),
+    shape("trl-prompt-only", "prompts", View.PROMPTS, _prompt),
 )
 
 TRL = row_format(
@@ -371,18 +356,8 @@ def _chat(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
 
 
 OPENAI_SHAPES = (
-    RowShape(
-        "openai",
-        "DPO: preferred and non-preferred output",
-        (View.PREFERENCES,),
-        writer_by_record(_openai_pair),
-    ),
-    RowShape(
-        "openai-sft",
-        "SFT: chats whose last answer is learnt",
-        (View.DEMONSTRATIONS,),
-        writer_by_record(_chat),
-    ),
+    shape("openai", "DPO: preferred and non-preferred output", View.PREFERENCES, _openai_pair),
+    shape("openai-sft", "SFT: chats whose last answer is learnt", View.DEMONSTRATIONS, _chat),
 )
 
 OPENAI = row_format(

@@ -30,7 +30,7 @@ from feedback.transfer.formats.records import (
     time_of,
     uuid_of,
 )
-from feedback.transfer.formats.writers import Line, NotSaid, RowShape, View, iso, share_of, writer_by_record
+from feedback.transfer.formats.writers import Line, NotSaid, View, iso, shape, share_of
 
 SLATES = "a slates file: its slots are chosen and paid together, which is no choice among listed responses"
 CONTINUOUS = "a continuous action (_label_ca): only a choice among listed actions can be read"
@@ -280,6 +280,6 @@ def _action(text: str) -> Any:
     return value if isinstance(value, Mapping) and _text_or_json(value) == text else text
 
 
-SHAPES = (RowShape("vw", "choices among listed responses", (View.DECISIONS,), writer_by_record(_line)),)
+SHAPES = (shape("vw", "choices among listed responses", View.DECISIONS, _line),)
 
 VW = row_format("vw", "Vowpal Wabbit: cb and ccb, dsjson and json", recognises, records, SHAPES)

@@ -107,6 +107,18 @@ def writer_by_record(said: Callable[[R, Counter[str]], Iterable[Line]]) -> Write
     return write
 
 
+def shape(
+    name: str,
+    title: str,
+    view: View,
+    said: Callable[[R, Counter[str]], Iterable[Line]],
+    container: Literal["lines", "array"] = "lines",
+    beside: tuple[str, ...] = (),
+) -> RowShape:
+    """A kind of file of one view, whose rows say one record each."""
+    return RowShape(name, title, (view,), writer_by_record(said), container, beside)
+
+
 def each_rating(
     record: ImportedDecision, left_out: Counter[str], said: Callable[[ImportedRating], Line]
 ) -> Iterator[Line]:
