@@ -28,12 +28,12 @@ from benchmarks.api_writes import machine  # noqa: E402
 from tests.support.postgres import cluster  # noqa: E402
 
 FILL = """
-INSERT INTO feedback_decision (id, agent, messages, prompt_hash, response, policy, unit, arm, propensity, run_id, tags,
+INSERT INTO feedback_decision (id, agent, messages, prompt_hash, response, reasoning, policy, unit, arm, propensity, run_id, tags,
   metadata, source, body_hash, created_at, ratings_human, ratings_wanted, annotation_priority)
 SELECT gen_random_uuid(), 'support-bot',
   jsonb_build_array(jsonb_build_object('role', 'system', 'content', repeat('You answer customers of a shop. ', 4)),
     jsonb_build_object('role', 'user', 'content', 'Where is order ' || n || '? ' || repeat('It is late. ', 70))),
-  encode(sha256(n::text::bytea), 'hex'), 'Order ' || n || ' is on its way. ' || repeat('I am sorry. ', 8),
+  encode(sha256(n::text::bytea), 'hex'), 'Order ' || n || ' is on its way. ' || repeat('I am sorry. ', 8), '',
   'support-bot-v1', 'user-' || (n % 5000), '', 0.5, '', '[]', '{"channel": "web"}', 'app', '',
   now() - (%(n)s - n) * interval '1 second', 1, 1, 0.5
 FROM generate_series(1, %(n)s) AS n;
