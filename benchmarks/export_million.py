@@ -28,8 +28,8 @@ from benchmarks.api_writes import machine  # noqa: E402
 from tests.support.postgres import cluster  # noqa: E402
 
 FILL = """
-INSERT INTO feedback_decision (id, agent, messages, prompt_hash, response, reasoning, policy, unit, arm, propensity, run_id, tags,
-  metadata, source, body_hash, created_at, ratings_human, ratings_wanted, annotation_priority)
+INSERT INTO feedback_decision (id, agent, messages, prompt_hash, response, reasoning, policy, unit, arm, propensity,
+  run_id, tags, metadata, source, body_hash, created_at, ratings_human, ratings_wanted, annotation_priority)
 SELECT gen_random_uuid(), 'support-bot',
   jsonb_build_array(jsonb_build_object('role', 'system', 'content', repeat('You answer customers of a shop. ', 4)),
     jsonb_build_object('role', 'user', 'content', 'Where is order ' || n || '? ' || repeat('It is late. ', 70))),
