@@ -12,9 +12,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+Message: TypeAlias = dict[str, Any]
+Completion: TypeAlias = str | list[Message]
+"""A response: a text, or chat messages where a text cannot say it (tool calls and their results)."""
 
 _ROLE_NAMES = {
     "system": ("system", "developer"),

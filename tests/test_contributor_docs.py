@@ -40,7 +40,8 @@ def quoted(page: Path) -> list[str]:
 
 def is_there(dotted: str) -> bool:
     """Whether a dotted name is a package, a module, or a name that a module or package defines."""
-    path = ROOT.joinpath(*dotted.split("."))
+    root = ROOT / "clients" / "python" / "src" if dotted.startswith("ratchet_client") else ROOT
+    path = root.joinpath(*dotted.split("."))
     if path.is_dir() or path.with_suffix(".py").is_file():
         return True
     home = path.parent / "__init__.py" if path.parent.is_dir() else path.parent.with_suffix(".py")

@@ -6,12 +6,14 @@ For decisions recorded by mistake. `feedback.erasure.service` erases a person's 
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from django.conf import settings
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
@@ -89,8 +91,9 @@ class WithdrawalSelection(Sent):
     @property
     def as_dict(self) -> dict[str, Any]:
         """The given conditions, as JSON."""
-        conditions = self.model_dump(mode="json", include=set(WithdrawalSelection.model_fields))
-        return {name: value for name, value in conditions.items() if value}
+        given = {name: value for name in WithdrawalSelection.model_fields if (value := getattr(self, name))}
+        conditions: dict[str, Any] = json.loads(DjangoJSONEncoder().encode(given))
+        return conditions
 
     def decisions(self) -> QuerySet[Decision]:
         """Selected decisions that are not withdrawn yet. Raises WithdrawalRefused without any condition."""

@@ -25,8 +25,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from backend import limits
 from backend.bodies import SLUG_PATTERN, value_excerpt
-from feedback.messages import ROLES, MessageError, messages_read
-from feedback.storage.responses import Completion, Message
+from feedback.messages import ROLES, Completion, Message, MessageError, messages_read
 
 MAX_TEXT = limits.TEXT_CHARACTERS
 """Longest response, correction or prompt accepted, in characters."""

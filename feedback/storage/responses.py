@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
-Message: TypeAlias = dict[str, Any]
-Completion: TypeAlias = str | list[Message]
-"""A response: a text, or chat messages where a text cannot say it (tool calls and their results)."""
+from feedback.messages import Completion, Message
 
 RESERVED_KEYS = ("response_is", "serving")
 """Keys of a decision's metadata that only Ratchet writes: how the response is to be read, and how it was served."""

@@ -14,9 +14,10 @@ from django.db.models import Q
 from feedback import selectors
 from feedback.agreement.report import LabelAggregated, labels_aggregated
 from feedback.explorer.bulk_readers import outcome_facts
+from feedback.messages import Message
 from feedback.models import Aggregation
 from feedback.storage.problem_rows import RowReader
-from feedback.storage.responses import Message, completion_read
+from feedback.storage.responses import completion_read
 from feedback.storage.sampling import agent_settings
 from rl.agents import get_agent
 from rl.datasets.feedback_types import (

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from feedback.storage.responses import Completion, Message
+from feedback.messages import Completion, Message
 from rl.agents.base import answer_plain
 
 Row: TypeAlias = dict[str, Any]

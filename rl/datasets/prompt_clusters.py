@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedback.explorer.bulk_readers import prompts_named
-from feedback.storage.responses import Message
+from feedback.messages import Message
 from feedback.storage.sql import chunks
 from rl.datasets.holdout import largest_cluster
 from rl.models import Evaluation

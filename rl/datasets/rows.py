@@ -13,8 +13,7 @@ from typing import Any
 
 from backend.installation import PROGRAM
 from feedback import selectors
-from feedback.messages import MessageError, messages_read
-from feedback.storage.responses import Message
+from feedback.messages import Message, MessageError, messages_read
 from feedback.storage.sql import chunks
 from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (

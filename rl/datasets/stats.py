@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from django.db.models import Aggregate, Case, Count, F, FloatField, Q, Sum, Value, When
 
 from feedback import selectors
+from feedback.messages import Message
 from feedback.selectors import ratings_standing
-from feedback.storage.responses import Message
 from feedback.storage.sql import chunks
 from rl.datasets.evidence import SIMULATED_RATER
 from rl.datasets.feedback_types import NEUTRAL, SOURCES, SPLITS, Row, rating_value

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from django_q.tasks import async_task
 
+from feedback.messages import Message
 from feedback.models import Decision
 from feedback.selectors import decisions_of
-from feedback.storage.responses import Message
 from feedback.storage.sql import chunks
 from rl.agents.base import Agent
 from rl.base_models.service import agent_base_model

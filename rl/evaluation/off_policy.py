@@ -18,8 +18,8 @@ from feedback.explorer.bulk_readers import (
     outcomes_named,
     verdicts_on,
 )
+from feedback.messages import Message
 from feedback.storage.problem_rows import RowReader
-from feedback.storage.responses import Message
 from feedback.storage.sql import chunks
 from rl.agents import get_agent
 from rl.datasets.feedback_types import rating_value

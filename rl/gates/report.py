@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
-from feedback.storage.responses import Message
+from feedback.messages import Message
 from rl.gates.evidence_kinds import PAIRS, Figures
 from rl.statistics import Difference
 from rl.statistics.sequential import WinShare

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
+from feedback.messages import Message
 from feedback.models import Decision, RaterKind
 from feedback.rating.suggestions import ratings_accepted, suggestion_counts, suggestions_record
 from feedback.selectors import agent_slugs, decisions_of, ratings_standing
 from feedback.storage.problem_rows import RowReader
-from feedback.storage.responses import Message
 from feedback.storage.sql import chunks
 from rl.base_models.service import agent_base_model
 from rl.datasets import messages_plain

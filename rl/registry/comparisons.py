@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feedback.storage.responses import Message
+from feedback.messages import Message
 from rl.gates.evidence_kinds import KNOWN, LABELS, OUTCOMES, PAIRS
 from rl.gates.headlines import headline_of, share_of
 from rl.gates.report import StoredAnswer, StoredEvidence, StoredItem

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from feedback.storage.responses import Completion, Message, value_excerpt
+from feedback.messages import Completion, Message
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import Format, each_row, holds, key_of, objects_in, row_format
 from feedback.transfer.formats.calls import chat_of, json_value, text_or_empty
 from feedback.transfer.formats.cells import JsonObject

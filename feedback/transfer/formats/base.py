@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from feedback.storage.responses import Completion, Message, value_excerpt
+from feedback.messages import Completion, Message
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.cells import JsonObject, listed, truth_of
 from feedback.transfer.formats.columns import IMAGES, NAMES, ColumnMap, normal, verdicts_in
 from feedback.transfer.formats.files import rows

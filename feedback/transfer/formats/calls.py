@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedback.messages import REASONING_KEYS, ROLES, ChatMessage, is_pair
-from feedback.storage.responses import Completion, Message, value_excerpt
+from feedback.messages import REASONING_KEYS, ROLES, ChatMessage, Completion, Message, is_pair
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import EMPTY, tools_of
 from feedback.transfer.formats.cells import JsonObject, listed
 from feedback.transfer.formats.records import (

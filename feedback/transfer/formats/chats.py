@@ -9,7 +9,8 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from feedback.storage.responses import Message, value_excerpt
+from feedback.messages import Message
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import (
     NO_RATING,
     Format,

@@ -8,7 +8,8 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from feedback.storage.responses import Completion, Message, value_excerpt
+from feedback.messages import Completion, Message
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.arenas import split_turns
 from feedback.transfer.formats.base import (
     NO_RATING,

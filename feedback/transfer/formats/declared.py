@@ -21,7 +21,8 @@ from jmespath.exceptions import JMESPathTypeError
 from jmespath.functions import Functions, signature
 from jmespath.visitor import TreeInterpreter
 
-from feedback.storage.responses import Completion, Message, value_excerpt
+from feedback.messages import Completion, Message
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import key_of, thumb_of
 from feedback.transfer.formats.calls import (
     call_decision,

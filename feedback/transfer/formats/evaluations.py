@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from feedback.storage.responses import Message
+from feedback.messages import Message
 from feedback.transfer.formats.base import TaughtPrompt, each_item, holds, key_of, row_format, rows_in_page
 from feedback.transfer.formats.calls import (
     NO_PROMPT,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import count, groupby
 from typing import Any
 
-from feedback.storage.responses import Completion, Message, value_excerpt
+from feedback.messages import Completion, Message
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import WatchedRow, key_of, row_format, thumb_of, verdicts_read
 from feedback.transfer.formats.cells import Cell, JsonObject, json_of, listed
 from feedback.transfer.formats.columns import is_verdict

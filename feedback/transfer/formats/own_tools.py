@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, value_excerpt
+from feedback.messages import Message
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import Format, each_row, has, key_of, row_format, second_file, thumb_of
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.files import DiskMultimap

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations, groupby
 
-from feedback.storage.responses import Message, value_excerpt
+from feedback.messages import Message
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import TaughtPrompt, has, key_of, row_format
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (

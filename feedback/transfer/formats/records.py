@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 from feedback.messages import (
     ChatMessage,
+    Completion,
+    Message,
     MessageError,
     message_read,
     messages_read,
@@ -19,7 +21,7 @@ from feedback.messages import (
     response_of,
 )
 from feedback.storage.facts import ComparisonFacts, DecisionFacts, OutcomeFacts, RatingFacts, TraceFacts
-from feedback.storage.responses import Completion, Message, value_excerpt
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.cells import (
     Cell,
     JsonObject,

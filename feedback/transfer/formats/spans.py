@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Message, value_excerpt
+from feedback.messages import Message
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import (
     Format,
     attempt,

@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from feedback.storage.responses import Completion, Message, value_excerpt
+from feedback.messages import Completion, Message
+from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import Format, each_row, has, key_of, objects_in, second_file
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.declared import slug

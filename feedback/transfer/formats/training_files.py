@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from feedback.storage.responses import Completion, Message
+from feedback.messages import Completion, Message
 from feedback.transfer.formats.base import (
     FACTS,
     PROMPT_ALONE,

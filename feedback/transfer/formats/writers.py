@@ -10,9 +10,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+from feedback.messages import Completion, Message
 from feedback.storage.bodies import Body
 from feedback.storage.facts import BODIES, COMPARISON, DECISION, OUTCOME, RATING, TRACE, rating_share
-from feedback.storage.responses import Completion, Message
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (
     ImportedComparison,
