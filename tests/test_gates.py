@@ -13,7 +13,10 @@ from rl.gates import rules
 from rl.gates.evidence_kinds import CORRECTIONS
 from rl.gates.report import (
     NEWER,
+    NOT_APPLICABLE,
     OLDER,
+    PASSED,
+    REFUSED,
     AnswerPair,
     Case,
     Evidence,
@@ -97,8 +100,8 @@ def test_a_challenger_need_only_not_be_worse() -> None:
 def test_answers_that_got_worse_are_refused(
     rule: rules.Rule, good: list[AnswerPair], bad: list[AnswerPair]
 ) -> None:
-    assert verdict(rule, evidence(answer_pairs=good)).outcome == rules.PASSED
-    assert verdict(rule, evidence(answer_pairs=bad)).outcome == rules.REFUSED
+    assert verdict(rule, evidence(answer_pairs=good)).outcome == PASSED
+    assert verdict(rule, evidence(answer_pairs=bad)).outcome == REFUSED
 
 
 @pytest.mark.parametrize(("looping", "passes"), [(15, True), (16, False)])
@@ -134,7 +137,7 @@ def test_a_slice_that_lost_is_named() -> None:
 
 def test_a_small_slice_is_not_judged() -> None:
     found = evidence(cases(1, 0, 8, slices=("topic:b",)))
-    assert verdict(rules.rule_slices, found).outcome == rules.NOT_APPLICABLE
+    assert verdict(rules.rule_slices, found).outcome == NOT_APPLICABLE
 
 
 def aged(wins: int, losses: int) -> Evidence:
@@ -176,18 +179,18 @@ def test_a_gain_that_only_one_rater_sees_is_refused() -> None:
     alone = [*cases(0, 20, 0, raters=("mallory",)), *cases(20, 5, 5, raters=("ada",))]
     shared = [*cases(0, 20, 0, raters=("mallory",)), *cases(20, 10, 1, raters=("ada",))]
     assert "depends on one rater: without mallory's 20" in verdict(rules.rule_raters, evidence(alone)).words
-    assert verdict(rules.rule_raters, evidence(shared)).outcome == rules.PASSED
+    assert verdict(rules.rule_raters, evidence(shared)).outcome == PASSED
 
 
 def test_two_raters_who_both_see_it_are_no_reproach() -> None:
     # 11 to 3 is luck in 2.9 % (binomial), too much for a first attempt; 22 to 6 in 0.2 %, and both see the same
     both = [*cases(20, 11, 3, raters=("ada",)), *cases(20, 11, 3, raters=("bob",))]
-    assert verdict(rules.rule_raters, evidence(both)).outcome == rules.PASSED
+    assert verdict(rules.rule_raters, evidence(both)).outcome == PASSED
 
 
 def test_a_gain_that_may_be_chance_rests_on_nobody() -> None:
     small = [*cases(20, 5, 1, raters=("ada",)), *cases(30, 3, 3, raters=("bob",))]
-    assert verdict(rules.rule_raters, evidence(small)).outcome == rules.NOT_APPLICABLE
+    assert verdict(rules.rule_raters, evidence(small)).outcome == NOT_APPLICABLE
 
 
 def test_what_may_be_chance_waits_for_more_and_harm_does_not() -> None:
@@ -225,7 +228,7 @@ def test_a_reward_that_fell_by_chance_waits_until_the_bound_is_ruled_out() -> No
 def test_prompts_that_nobody_judged_say_nothing_of_the_reward() -> None:
     told, silent = answered(30, reward=0.2), answered(170, judged=False)
     assert not verdict(gate_answers.rule_reward, evidence(answer_pairs=told + silent)).passed
-    assert verdict(gate_answers.rule_reward, evidence(answer_pairs=silent)).outcome == rules.NOT_APPLICABLE
+    assert verdict(gate_answers.rule_reward, evidence(answer_pairs=silent)).outcome == NOT_APPLICABLE
 
 
 def test_what_people_wrote_allows_as_much_distance_as_it_lies_away() -> None:
@@ -242,7 +245,7 @@ def test_a_lower_off_policy_estimate_is_refused() -> None:
     good, bad = Difference(0.01, -0.1, 0.1), Difference(-0.08, -0.2, 0.05)
     assert verdict(gate_answers.rule_off_policy, evidence(off_policy=good)).passed
     assert not verdict(gate_answers.rule_off_policy, evidence(off_policy=bad)).passed
-    assert verdict(gate_answers.rule_off_policy, evidence()).outcome == rules.NOT_APPLICABLE
+    assert verdict(gate_answers.rule_off_policy, evidence()).outcome == NOT_APPLICABLE
 
 
 def test_a_policy_of_several_fields_is_held_against_a_classifier_of_each() -> None:
@@ -251,12 +254,12 @@ def test_a_policy_of_several_fields_is_held_against_a_classifier_of_each() -> No
         evidence(right_beside=(0.56, 0.6)),
         evidence(right_beside=(0.067, 0.6), fields="Some are right."),
     )
-    assert verdict(gate_answers.rule_fields, close).outcome == rules.PASSED
+    assert verdict(gate_answers.rule_fields, close).outcome == PASSED
     refused = verdict(gate_answers.rule_fields, far)
-    assert (refused.outcome, refused.waits) == (rules.REFUSED, True)
+    assert (refused.outcome, refused.waits) == (REFUSED, True)
     assert refused.figures == {"value": 0.067, "classifier": 0.6, "bound": 0.05}
     assert "(Some are right)" in refused.words
-    assert verdict(gate_answers.rule_fields, evidence()).outcome == rules.NOT_APPLICABLE
+    assert verdict(gate_answers.rule_fields, evidence()).outcome == NOT_APPLICABLE
 
 
 def test_every_rule_stands_in_the_report_and_every_refusal_in_its_reason() -> None:

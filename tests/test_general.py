@@ -10,7 +10,7 @@ import torch
 
 from rl.gates import rules
 from rl.gates.answers import rule_general
-from rl.gates.report import Evidence, GateBounds, GateError, GeneralAnswers
+from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, GateError, GeneralAnswers
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.run_recipe import recipe_for
 from rl.recipes import SFTRecipe
@@ -141,11 +141,11 @@ def general(**figures: Any) -> Evidence:
 @pytest.mark.parametrize(
     ("figures", "bounds", "outcome"),
     [
-        ({}, {}, rules.PASSED),
-        ({"plain_text": 0.1}, {}, rules.REFUSED),
-        ({"kl": 5.0}, {}, rules.REFUSED),
-        ({"plain_text": 0.1, "base_plain_text": 0.2}, {}, rules.PASSED),
-        ({"plain_text": 0.1, "kl": 5.0}, {"max_general_loss": 1.0, "max_general_kl": 10.0}, rules.PASSED),
+        ({}, {}, PASSED),
+        ({"plain_text": 0.1}, {}, REFUSED),
+        ({"kl": 5.0}, {}, REFUSED),
+        ({"plain_text": 0.1, "base_plain_text": 0.2}, {}, PASSED),
+        ({"plain_text": 0.1, "kl": 5.0}, {"max_general_loss": 1.0, "max_general_kl": 10.0}, PASSED),
     ],
 )
 def test_the_gate_refuses_a_policy_that_lost_what_its_base_could_do(
@@ -163,7 +163,7 @@ def test_the_gate_shows_a_broken_answer() -> None:
 
 
 def test_a_policy_without_general_answers_is_not_asked() -> None:
-    assert rule_general(Evidence("base", ()), GateBounds(), rules.CHAMPION).outcome == rules.NOT_APPLICABLE
+    assert rule_general(Evidence("base", ()), GateBounds(), rules.CHAMPION).outcome == NOT_APPLICABLE
     with pytest.raises(GateError):
         GateBounds(max_general_kl=-1.0)
 
