@@ -220,27 +220,6 @@ def test_few_ratings_do_not_make_a_rater_perfect() -> None:
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-@pytest.mark.skipif(not (SHARED / "pandalm").is_dir(), reason="needs ../shared/data/pandalm")
-def test_pandalms_annotators_agree_as_published() -> None:
-    rows = json.loads((SHARED / "pandalm" / "testset-v1.json").read_text("utf-8"))
-    values = np.array([[row[f"annotator{i}"] for i in (1, 2, 3)] for row in rows], dtype=float).ravel()
-    units, raters = np.repeat(np.arange(len(rows)), 3), np.tile(np.arange(3), len(rows))
-    kappas = {}
-    for one, other, x, y in rated_by_both(units, raters, values):
-        table = np.zeros((3, 3))
-        np.add.at(table, (x.astype(int), y.astype(int)), 1)
-        kappas[one, other] = cohen_kappa(table).value
-    assert {pair: round(kappa or 0, 2) for pair, kappa in kappas.items()} == {
-        (0, 1): 0.85,
-        (0, 2): 0.88,
-        (1, 2): 0.86,
-    }
-    alpha = krippendorff_alpha(units, values, "nominal").estimate.value
-    expected = _vector("pandalm-iaa")["expected"]
-    assert alpha == pytest.approx(expected["kripp_nominal"], abs=1e-6)
-    assert list(kappas.values()) == pytest.approx(list(expected["exact"].values()), abs=1e-6)
-
-
 @pytest.mark.skipif(not (SHARED / "vectors").is_dir(), reason="needs ../shared/data/vectors")
 def test_reference_vectors_of_agreement() -> None:
     alpha, kappa = _vector("kripp-wiki"), _vector("cohen")
