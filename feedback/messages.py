@@ -108,9 +108,9 @@ class ChatMessage(BaseModel):
     def bare(self) -> ChatMessage:
         return ChatMessage.model_construct(**{name: getattr(self, name) for name in ChatMessage.model_fields})
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> Message:
         """The message in OpenAI's form: `role`, `content` and every other field that is not empty."""
-        found: dict[str, Any] = {"role": self.role, "content": self.content}
+        found: Message = {"role": self.role, "content": self.content}
         found |= {key: value for key in ("reasoning", "refusal") if (value := getattr(self, key))}
         if self.tool_calls:
             found["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
@@ -131,7 +131,7 @@ class AssistantResponse:
         return bool(last.refusal) and not last.content
 
     @property
-    def value(self) -> str | list[dict[str, Any]]:
+    def value(self) -> str | list[Message]:
         """The answer as a decision stores it: its text, or its messages if there is more than one text."""
         last = self.messages[-1]
         if len(self.messages) == 1 and last.role == "assistant" and last.is_text and not last.tool_calls:

@@ -29,6 +29,7 @@ from django.db.models.lookups import GreaterThan
 from django.utils import timezone
 
 from feedback.cache import CostAwareCache
+from feedback.messages import Message
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.storage.agent_names import prompt_hash as prompt_hash
@@ -129,7 +130,7 @@ def decision_get(pk: uuid.UUID | str) -> Decision | None:
 
 
 def decision_answered_recently(
-    agent: str, messages: list[dict[str, Any]], request: str, *, minutes: float
+    agent: str, messages: list[Message], request: str, *, minutes: float
 ) -> Decision | None:
     """The newest decision of the last `minutes` that answered a request with this hash (`metadata.serving.request`)."""
     return (
@@ -316,7 +317,7 @@ class PromptFact(NamedTuple):
 
     id: uuid.UUID
     prompt_hash: str
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     state: Any
     metadata: dict[str, Any]
     unit: str

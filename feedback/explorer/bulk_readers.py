@@ -25,6 +25,7 @@ from django.db.models import (
 )
 from django.db.models.functions import Coalesce
 
+from feedback.messages import Message
 from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating, Trace
 from feedback.selectors import (
     CHUNK,
@@ -166,7 +167,7 @@ def outcomes_of(decisions: DecisionSet, name: str) -> dict[uuid.UUID, float]:
 class PromptText(NamedTuple):
     """What was known of a decision before it was answered."""
 
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     source: str
     tags: list[str]
 
@@ -187,7 +188,7 @@ def outcomes_named(ids: Sequence[uuid.UUID], name: str) -> dict[uuid.UUID, float
     return found
 
 
-def prompts_named(agent: str, hashes: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+def prompts_named(agent: str, hashes: Sequence[str]) -> dict[str, list[Message]]:
     """Hash -> messages of these prompts of an agent, at most IDS of them; erased ones are missing."""
     rows = decisions_of(agent).filter(prompt_hash__in=list(hashes)[:IDS]).order_by()
     return dict(rows.values_list("prompt_hash", "messages"))
@@ -198,7 +199,7 @@ class ListedChoice(NamedTuple):
 
     id: uuid.UUID
     prompt_hash: str
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     response: str
     candidates: list[Any]
     propensity: float

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from typing import Any
 
 from django.core.validators import RegexValidator
 from django.db import models
@@ -13,6 +12,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from backend.bodies import SLUG_PATTERN
+from feedback.messages import Message
 from feedback.models.imports import Withdrawal, batch_index, batch_link
 
 agent_slug = RegexValidator(
@@ -20,7 +20,7 @@ agent_slug = RegexValidator(
 )
 
 
-def prompt_hash(agent: str, messages: list[dict[str, Any]]) -> str:
+def prompt_hash(agent: str, messages: list[Message]) -> str:
     """SHA-256 (64 hex digits) of an agent and its prompt: what counts as "the same prompt" everywhere.
 
     On which side of the split a prompt stands is stored under this value, so its definition never changes.

@@ -6,9 +6,8 @@ would come to stand among those it is judged on; so the name inside the hash nev
 
 from __future__ import annotations
 
-from typing import Any
-
 from feedback.cache import TTLCache
+from feedback.messages import Message
 from feedback.models import AgentName
 from feedback.models import prompt_hash as model_prompt_hash
 
@@ -24,7 +23,7 @@ def name_hashed(agent: str) -> str:
     return _names.get(agent, read)
 
 
-def prompt_hash(agent: str, messages: list[dict[str, Any]]) -> str:
+def prompt_hash(agent: str, messages: list[Message]) -> str:
     """SHA-256 (64 hex digits) of an agent and its prompt, whatever the agent is called by now."""
     return model_prompt_hash(name_hashed(agent), messages)
 
