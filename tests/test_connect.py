@@ -89,7 +89,7 @@ def test_an_upstream_that_is_there_answers_for_another_agent(operator: Client) -
         ({"url": "nonsense"}, "Address: expected"),
         ({"url": "http://[bad"}, "Address: expected"),
         ({"url": ""}, "Address: expected"),
-        ({"url": "http://127.0.0.1:1/v1"}, "did not answer"),
+        ({"url": "http://127.0.0.1:1/v1"}, "cannot be reached"),
         ({"answers": "openai", "model": ""}, "Model: expected"),
         ({"answers": "openai", "key_env": "SECRET_KEY"}, "Environment variable: expected"),
     ],

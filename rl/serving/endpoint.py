@@ -374,7 +374,8 @@ class EndpointBackend:
             )
         except NO_CONNECTION as error:
             self.breaker.record_failure()
-            raise BackendFailed(f"{self.name} cannot be reached: {error}") from error
+            reason = str(error).rpartition("): ")[2]  # urllib3 names its connection object first
+            raise BackendFailed(f"{self.name} cannot be reached: {reason}") from error
         except ReadTimeoutError as error:
             turn.breaker.record_failure()
             raise BackendFailed(f"{self.name} did not answer within {left:.2g} s", kind="timeout") from error

@@ -49,7 +49,10 @@ def upstream_test(upstream: Upstream, progress: Callable[[str], None] = lambda l
     try:
         answer = _asked(endpoint, upstream.model, QUESTION)
     except (BackendFailed, ServingRefused) as fault:
-        raise UpstreamRefused(f"{upstream.name} did not answer: {fault}", code="conflict") from None
+        words = str(fault)  # most name the upstream first
+        if not words.startswith(upstream.name):
+            words = f"{upstream.name} did not answer: {words}"
+        raise UpstreamRefused(words, code="conflict") from None
     progress("an answer in a form")
     upstream.schemas = _form_that_works(endpoint, upstream.model)
     Upstream.objects.filter(pk=upstream.pk).update(schemas=upstream.schemas)
