@@ -121,28 +121,6 @@ def test_many_decisions_keep_the_ones_that_were_there() -> None:
 # --- Ratings ----------------------------------------------------------------------------------------------
 
 
-def test_a_rating_is_stored_as_it_was_given() -> None:
-    said: dict[str, Any] = {
-        "rater": "ann",
-        "thumb": "up",
-        "stars": 4,
-        "score": 0.8,
-        "correction": "Better.",
-        "tags": ["clear"],
-        "notes": "nice",
-        "rater_kind": "human",
-    }
-    stored = Rating.objects.get(pk=rating_submit(decision=decide(), **said).row.pk)
-    assert {name: getattr(stored, name) for name in said} == said
-
-
-def test_two_raters_do_not_supersede_each_other() -> None:
-    decision = decide()
-    rating_submit(decision=decision, rater="ann", thumb="down")
-    rating_submit(decision=decision, rater="bob", thumb="up")
-    assert selectors.ratings_standing("helper").count() == 2
-
-
 def test_a_withdrawn_rating_stands_no_more_and_can_be_given_again() -> None:
     decision = decide()
     rating = rating_submit(decision=decision, rater="ann", thumb="down").row
