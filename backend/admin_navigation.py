@@ -38,27 +38,24 @@ def json_html(value: Any, encoder: type[json.JSONEncoder] | None) -> SafeString:
     return mark_safe(highlight(text, JsonLexer(), HtmlFormatter(cssclass="ratchet-json")))  # noqa: S308
 
 
-def _item(name: str, title: str, icon: str, about: str) -> dict[str, Any]:
-    """A list of the admin, shown to those who may see its model; `about` stands on the first page."""
-    app, _, model = name.rpartition("_")
+def _link(address: str, title: str, icon: str, about: str, permission: str) -> dict[str, Any]:
+    """An entry, shown to those with a permission; `about` stands on the first page."""
     return {
         "title": title,
         "icon": icon,
         "about": about,
-        "link": reverse_lazy(f"admin:{name}_changelist"),
-        "permission": lambda request: request.user.has_perm(f"{app}.view_{model}"),
+        "link": reverse_lazy(address),
+        "permission": lambda request: request.user.has_perm(permission),
     }
 
 
-def _page(name: str, title: str, icon: str, about: str, *, of: str) -> dict[str, Any]:
-    """A page of the site, shown to those who may see the model it is about."""
-    return {
-        "title": title,
-        "icon": icon,
-        "about": about,
-        "link": reverse_lazy(name),
-        "permission": lambda request: request.user.has_perm(of),
-    }
+def _lists(*rows: tuple[str, str, str, str]) -> list[dict[str, Any]]:
+    """Lists of the admin: app_model, title, icon and what it is for."""
+    return [
+        _link(f"admin:{name}_changelist", title, icon, about, f"{app}.view_{model}")
+        for name, title, icon, about in rows
+        for app, _, model in [name.rpartition("_")]
+    ]
 
 
 NAVIGATION: list[dict[str, Any]] = [
@@ -66,138 +63,82 @@ NAVIGATION: list[dict[str, Any]] = [
         "title": "Pages",
         "about": "What happens every day stands on pages of its own.",
         "items": [
-            _page(
-                "decisions",
-                "Decisions",
-                "alt_route",
-                "Prompts, responses, ratings, outcomes, withdrawals",
-                of="feedback.view_decision",
+            _link(
+                "decisions", "Decisions", "alt_route", "Prompts, responses, ratings", "feedback.view_decision"
             ),
-            _page(
+            _link(
                 "runs",
                 "Training runs",
                 "model_training",
-                "Every job with recipe, data, machine and log",
-                of="rl.view_trainingrun",
+                "Recipe, data, machine and log",
+                "rl.view_trainingrun",
             ),
-            _page(
+            _link(
                 "policies",
                 "Policies and moves",
                 "trending_up",
-                "Promote, roll back, retire; judging rounds",
-                of="rl.view_policy",
+                "Promote, roll back, retire",
+                "rl.view_policy",
             ),
-            _page(
-                "reward-models",
-                "Reward models",
-                "grade",
-                "Models that score answers as people would",
-                of="rl.view_rewardmodelversion",
-            ),
-            _page(
-                "experiments",
-                "Experiments and results",
-                "monitoring",
-                "Start, ramp and stop; effects",
-                of="rl.view_experiment",
-            ),
+            _link("reward-models", "Reward models", "grade", "Score answers", "rl.view_rewardmodelversion"),
+            _link("experiments", "Experiments and results", "monitoring", "Effects", "rl.view_experiment"),
         ],
     },
     {
         "title": "Registry",
         "about": "What was made of the feedback, as it is on record. It can be looked up here, not changed.",
-        "items": [
-            _item(
-                "rl_policy",
-                "Policies",
-                "verified",
-                "Every version of every agent, its files and their hashes",
-            ),
-            _item(
-                "rl_snapshot", "Snapshots", "dataset", "The files a run was trained on, which never change"
-            ),
-            _item("rl_evaluation", "Evaluations", "balance", "Measurements of a policy on held-out prompts"),
-            _item("rl_artifact", "Artifacts", "inventory_2", "Exported files, with size and SHA-256"),
-            _item(
-                "rl_benchmarkresult",
-                "Benchmark results",
-                "speed",
-                "Scores on public tasks, beside the base's",
-            ),
-            _item("rl_labelrun", "Label runs", "label", "Models that suggest ratings to people"),
-        ],
+        "items": _lists(
+            ("rl_policy", "Policies", "verified", "Every version of every agent, its files and their hashes"),
+            ("rl_snapshot", "Snapshots", "dataset", "The files a run was trained on, which never change"),
+            ("rl_evaluation", "Evaluations", "balance", "Measurements of a policy on held-out prompts"),
+            ("rl_artifact", "Artifacts", "inventory_2", "Exported files, with size and SHA-256"),
+            ("rl_benchmarkresult", "Benchmark results", "speed", "Scores on public tasks, beside the base's"),
+            ("rl_labelrun", "Label runs", "label", "Models that suggest ratings to people"),
+        ),
     },
     {
         "title": "Settings",
         "about": "What an operator sets for an agent.",
-        "items": [
-            _item(
-                "feedback_agentsettings", "Agent settings", "tune", "Ratings a decision waits for, share kept"
-            ),
-            _item(
+        "items": _lists(
+            ("feedback_agentsettings", "Agent settings", "tune", "Ratings a decision waits for, share kept"),
+            (
                 "rl_learnersettings",
                 "Learner settings",
                 "autorenew",
                 "When an agent is trained anew by itself",
             ),
-            _item(
-                "rl_gatesettings",
-                "Gate settings",
-                "rule",
-                "What a policy of an agent has to show to be promoted",
-            ),
-            _item(
-                "rl_goldencase",
-                "Golden cases",
-                "star",
-                "Prompts that a policy must answer rightly to be promoted",
-            ),
-            _item(
-                "rl_servingsettings", "Serving settings", "forum", "How an agent's policies answer: limits"
-            ),
-            _item(
+            ("rl_gatesettings", "Gate settings", "rule", "What a policy has to show to be promoted"),
+            ("rl_goldencase", "Golden cases", "star", "Prompts that a policy must answer rightly"),
+            ("rl_servingsettings", "Serving settings", "forum", "How an agent's policies answer: limits"),
+            (
                 "rl_rewardsettings",
                 "Reward settings",
                 "payments",
                 "Which outcomes and checks count, and how much",
             ),
-            _item(
-                "rl_agentbase", "Base models", "deployed_code", "The model an agent's training begins with"
-            ),
-            _item(
-                "rl_agentdefinition",
-                "Agents without code",
-                "smart_toy",
-                "Agents defined here by prompt and answer",
-            ),
-            _item("rl_experiment", "Experiments", "science", "Arms, metric and guardrails of a draft"),
-            _item(
-                "rl_upstream",
-                "Upstreams",
-                "cloud",
-                "Endpoints of providers: address, API key, timeouts, prices",
-            ),
-        ],
+            ("rl_agentbase", "Base models", "deployed_code", "The model an agent's training begins with"),
+            ("rl_agentdefinition", "Agents without code", "smart_toy", "Agents defined by prompt and answer"),
+            ("rl_experiment", "Experiments", "science", "Arms, metric and guardrails of a draft"),
+            ("rl_upstream", "Upstreams", "cloud", "Endpoints of providers: address, API key, prices"),
+        ),
     },
     {
         "title": "People and keys",
         "about": "Who may sign in, what each may do, and the keys that apps send.",
-        "items": [
-            _item("auth_user", "Users", "person", "People, and the group that says what they may do"),
-            _item("auth_group", "Groups", "group", "Rater, operator, admin: the permissions of each"),
-            _item("feedback_apikey", "API keys", "key", "Keys of apps and scripts, by what they may do"),
-        ],
+        "items": _lists(
+            ("auth_user", "Users", "person", "People, and the group that says what they may do"),
+            ("auth_group", "Groups", "group", "Rater, operator, admin: the permissions of each"),
+            ("feedback_apikey", "API keys", "key", "Keys of apps and scripts, by what they may do"),
+        ),
     },
     {
         "title": "Background work",
         "about": "The queue that workers take jobs from: what waits, what is due, what went wrong.",
-        "items": [
-            _item("django_q_ormq", "Queued tasks", "hourglass_top", "Jobs that wait for a worker"),
-            _item(
-                "django_q_schedule", "Scheduled tasks", "schedule", "What runs by the clock, and when next"
-            ),
-            _item("django_q_success", "Successful tasks", "check_circle", "Jobs that went through"),
-            _item("django_q_failure", "Failed tasks", "error", "Jobs that broke off, with the error"),
-        ],
+        "items": _lists(
+            ("django_q_ormq", "Queued tasks", "hourglass_top", "Jobs that wait for a worker"),
+            ("django_q_schedule", "Scheduled tasks", "schedule", "What runs by the clock, and when next"),
+            ("django_q_success", "Successful tasks", "check_circle", "Jobs that went through"),
+            ("django_q_failure", "Failed tasks", "error", "Jobs that broke off, with the error"),
+        ),
     },
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shlex
 import sys
 import threading
@@ -11,10 +12,13 @@ import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, cast
+from types import UnionType
+from typing import IO, Any, Literal, Union, cast, get_args, get_origin
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, OperationalError, connection
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -35,6 +39,9 @@ logger = logging.getLogger("rl.command")
 
 LINES_PER_BAR = 10
 """Progress lines per piece of work if stderr is not a terminal."""
+
+HELP = re.compile(r"(?:([A-Z_=:|,.]+): )?(.*)")
+"""An option's docstring: METAVAR, where it has one, and help."""
 
 QUIET_S = 8.0
 """Seconds of silence after which a line says that the work goes on, if stderr is not a terminal."""
@@ -152,6 +159,49 @@ def migrations_applied() -> None:
         raise CommandError(f"the database is {waiting} migrations behind: run `{PROGRAM} migrate` first")
 
 
+class CommandOptions(BaseModel):
+    """Options of a command: a field is one, and its docstring the help (after the METAVAR and a colon).
+
+    A field without a default, or annotated with "?" or "*", is an argument without dashes. A tuple in the annotation
+    holds the choices, as a Literal does. A tuple as value: the option is repeatable.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+
+
+def options_add(parser: CommandParser, options: type[CommandOptions]) -> None:
+    """Add the fields of `options` to a parser."""
+    for name, field in options.model_fields.items():
+        nargs = next((one for one in field.metadata if isinstance(one, str)), None)
+        flag = name if nargs or field.is_required() else f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, **_argument(field, nargs))
+
+
+def _argument(field: FieldInfo, nargs: str | None) -> dict[str, Any]:
+    """An option as keywords of `add_argument`."""
+    metavar, text = cast(re.Match[str], HELP.match(" ".join((field.description or "").split()))).groups()
+    if field.annotation is bool:
+        return {"action": "store_true", "help": text}
+    options = {"help": text, "metavar": metavar, "nargs": nargs}
+    if not field.is_required():
+        options["default"] = list(field.default) if isinstance(field.default, tuple) else field.default
+    kind: Any = field.annotation
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(one for one in get_args(kind) if one is not type(None))
+    if get_origin(kind) is tuple:
+        options["action"] = "append"
+    choices = next((one for one in field.metadata if isinstance(one, tuple)), None)
+    if get_origin(kind) is Literal:
+        kind, choices = str, get_args(kind)
+    elif get_args(kind):
+        kind = get_args(kind)[0]
+    return {
+        key: value
+        for key, value in (options | {"choices": choices, "type": kind}).items()
+        if value is not None
+    }
+
+
 class RatchetCommand(BaseCommand):
     """Parses options, calls one service, shows its result.
 
@@ -160,6 +210,7 @@ class RatchetCommand(BaseCommand):
     Any failure is one line on stderr and exit code 1; --traceback prints its traceback.
     """
 
+    Options = CommandOptions
     requires_system_checks: list[str] = []
     failed = False
     """`work` sets it to show its result and still exit with code 1."""
@@ -168,6 +219,7 @@ class RatchetCommand(BaseCommand):
         parser.add_argument(
             "--json", action="store_true", help="Print one JSON object on stdout and nothing else there."
         )
+        options_add(parser, self.Options)
 
     def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
         raise NotImplementedError

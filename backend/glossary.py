@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from django.contrib.auth.decorators import login_required, permission_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.text import slugify
-from django.views.decorators.http import require_safe
 
+from backend.http import page
 from backend.installation import bundled_folder
 
 ROW = re.compile(
@@ -43,8 +42,6 @@ def terms() -> tuple[Term, ...]:
     )
 
 
-@login_required
-@permission_required("feedback.add_rating", raise_exception=True)
-@require_safe
+@page("feedback.add_rating")
 def glossary(request: HttpRequest) -> HttpResponse:
     return render(request, "glossary.html", {"terms": terms()})

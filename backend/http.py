@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from django.conf import settings
-from django.http import HttpRequest, HttpResponseRedirect
+from django.contrib.auth.decorators import login_required, permission_required
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.functional import cached_property
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.http import require_POST, require_safe
 
 IPV6_PREFIX = 64
 """Bits of an IPv6 address that identify a customer, who controls the rest."""
@@ -45,6 +47,23 @@ def redirect_back(request: HttpRequest, usual: str, *args: Any) -> HttpResponseR
     if back.startswith("/") and url_has_allowed_host_and_scheme(back, allowed_hosts=None):
         return redirect(back)
     return redirect(usual, *args)
+
+
+View = Callable[..., HttpResponse]
+
+
+def page(permission: str | list[str]) -> Callable[[View], View]:
+    """Decorator of a page that is only read, for signed-in people with a permission; others get 403."""
+    return lambda view: login_required(
+        permission_required(permission, raise_exception=True)(require_safe(view))
+    )
+
+
+def button(permission: str | list[str]) -> Callable[[View], View]:
+    """Decorator of the address of a form, for signed-in people with a permission; others get 403."""
+    return lambda view: login_required(
+        permission_required(permission, raise_exception=True)(require_POST(view))
+    )
 
 
 HEADER = "Content-Security-Policy"

@@ -27,7 +27,7 @@ load_dotenv(dotenv_file(os.environ))
 # gigabytes. oneDNN reads the limit at the first product.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 # Child processes inherit the environment and run in BASE_DIR, so relative paths become absolute.
-for _name in ("RATCHET_HOME", "RATCHET_CONFIG", "LLAMA_CPP_PATH"):
+for _name in ("RATCHET_HOME", "RATCHET_CONFIG"):
     if os.environ.get(_name):
         os.environ[_name] = str(Path(os.environ[_name]).expanduser().absolute())
 
@@ -78,7 +78,6 @@ RATCHET_BASE_MODEL = os.environ.get("RATCHET_BASE_MODEL") or _operator.base_mode
 
 
 RATCHET_VERSION = VERSION
-LLAMA_CPP_PATH = os.environ.get("LLAMA_CPP_PATH") or ""
 OLLAMA_HOST = os.environ.get("OLLAMA_HOST") or ""
 OLLAMA_MODELS = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama" / "models")
 """Ollama's store on disk: `model add ollama:NAME` reads from it."""
@@ -181,7 +180,6 @@ MIDDLEWARE = [
 
 ROOT_URLCONF = "backend.urls"
 WSGI_APPLICATION = "backend.wsgi.application"
-ASGI_APPLICATION = "backend.asgi.application"
 
 TEMPLATES = [
     {
@@ -366,7 +364,7 @@ FEEDBACK_AGENT_FACTS = "rl.agents.agent_facts"
 # slug -> all responses of an agent with a closed set of answers, otherwise none
 FEEDBACK_CLOSED_ANSWERS = "rl.models.agent_definitions.closed_answers_of"
 # (decision id, policy name) -> LinkedFacts of feedback.explorer.decision_facts; empty: no reward is shown
-FEEDBACK_DECISION_FACTS = "rl.views.decision_facts.facts_of"
+FEEDBACK_DECISION_FACTS = "rl.views.context.facts_of"
 # {agent: prompt hashes} -> training snapshots that hold these prompts
 FEEDBACK_SNAPSHOTS_CONTAINING = "rl.datasets.erasure.snapshots_containing"
 # Called with ({agent: prompt hashes}, since). Returns the trainings since then that used these prompts. If this setting

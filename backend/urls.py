@@ -10,12 +10,10 @@ admin.autodiscover()
 
 urlpatterns = [
     path("api/", include("feedback.api.urls")),
-    path("api/", include("rl.api.urls")),
+    path("", include("rl.api.urls")),
     # Unknown addresses below these get JSON too.
-    path("v1/", include("rl.api.gateway_urls")),
     re_path("^v1/", errors.no_such_address),
     re_path("^api/", errors.no_such_address),
-    path("", include("rl.api.health_urls")),
     path("", include("feedback.urls")),
     path("", include("rl.urls")),
     # Django would redirect from here to any row's own page; no model has one.

@@ -41,9 +41,7 @@ def files_made(folder: Path, adapters: int) -> tuple[Path, list[Path]]:
     from rl.export.source import source_open
     from tests.support.tiny_models import tiny_adapter
 
-    writer_for(source_open(str(BUNDLED), None), None, None).write(
-        folder / "base.gguf", "f16", "base", lambda *_: None
-    )
+    writer_for(source_open(str(BUNDLED), None)).write(folder / "base.gguf", "f16", "base", lambda *_: None)
     made = []
     for seed in range(adapters):
         source = source_open(str(BUNDLED), tiny_adapter(BUNDLED, folder / f"lora{seed}", seed=seed))

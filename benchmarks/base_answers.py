@@ -76,7 +76,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory(prefix="ratchet-base-answers-") as folder:
         file = Path(folder) / "base.gguf"
-        writer_for(source_open(resolve_base_model(options.model), None), None, None).write(
+        writer_for(source_open(resolve_base_model(options.model), None)).write(
             file, "f16", "base", lambda *_: None
         )
         with LlamaPolicy(file, threads=1) as served:

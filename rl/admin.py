@@ -6,11 +6,11 @@ import uuid
 from typing import Any
 
 from django import forms
-from django.contrib import admin, messages
-from django.db.models import Field, QuerySet
+from django.contrib import admin
+from django.db.models import Field, Model
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django_q import admin as queue_admin
 from django_q.models import Failure, OrmQ, Schedule, Success
@@ -24,7 +24,6 @@ from backend.admin_navigation import json_html
 from backend.installation import as_typed
 from rl.base_models.service import base_model_resolve
 from rl.base_models.sources import SourceRefused
-from rl.datasets.prompt_clusters import near_identical_prompts
 from rl.evaluation.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
 from rl.models import (
     AgentBase,
@@ -44,8 +43,7 @@ from rl.models import (
     Snapshot,
     Upstream,
 )
-from rl.registry.integrity import verify
-from rl.upstreams.service import SETTINGS, UpstreamRefused, key_place, upstream_fill
+from rl.upstreams import SETTINGS, UpstreamRefused, key_place, upstream_fill
 
 fields.prettify_json = json_html
 
@@ -75,114 +73,41 @@ class RecordAdmin(ModelAdmin):
 class PolicyAdmin(RecordAdmin):
     """Policies and their files; `page` leads to figures, history and moves."""
 
-    actions = ["verify_files"]
     list_display = ["name", "agent", "kind", "stage", "feedback_count", "parent", "created_at", "page"]
     list_filter = ["agent", "stage", "kind"]
     list_select_related = ["parent"]
     search_fields = ["name", "base_model", "adapter_sha256"]
-    fields = [
-        "name",
-        "agent",
-        "kind",
-        "stage",
-        "page",
-        "parent",
-        "run",
-        "base_model",
-        "base_model_hash",
-        "adapter_path",
-        "adapter_sha256",
-        "feedback_count",
-        "metrics",
-        "created_at",
-    ]
     readonly_fields = ["page", "created_at"]
 
     @display(description="page")
     def page(self, policy: Policy) -> SafeString:
         return _link(reverse("policy", args=[policy.name]), "Figures, history and moves")
 
-    def has_move_permission(self, request: HttpRequest) -> bool:
-        """Permission check that Django calls for the actions of the list."""
-        return request.user.has_perm("rl.change_policy")
 
-    @admin.action(description="Compare files with their recorded SHA-256", permissions=["move"])
-    def verify_files(self, request: HttpRequest, policies: QuerySet[Policy]) -> None:
-        """Say which files of the chosen policies are damaged or missing."""
-        report = verify(policies)
-        for found in report["findings"]:
-            messages.error(
-                request, f"{found['what']}: {found['path']} is {found['state']}; {found['remedy']}"
-            )
-        if not report["findings"]:
-            messages.success(request, f"{report['checked']} files are as they were written.")
+def _record_register(model: type[Model], columns: str, search: str, *, agent: str = "agent") -> None:
+    """Register a list of records. columns, search: names of fields; agent: the field that the list is filtered by."""
+    facts = {
+        "list_display": [*columns.split(), "created_at"],
+        "list_filter": [agent],
+        "list_select_related": ["policy"] if "policy" in columns.split() else False,
+        "search_fields": search.split(),
+        "readonly_fields": ["created_at"],
+    }
+    admin.site.register(model, type(f"{model.__name__}Admin", (RecordAdmin,), facts))
 
 
-@admin.register(Snapshot)
-class SnapshotAdmin(RecordAdmin):
-    list_display = [
-        "id",
-        "agent",
-        "kind",
-        "counts",
-        "feedback_count",
-        "simulated_share",
-        "path",
-        "created_at",
-    ]
-    list_filter = ["agent", "kind"]
-    search_fields = ["path", "sha256"]
-    readonly_fields = ["near_identical", "created_at"]
-
-    @display(description="near-identical prompts")
-    def near_identical(self, snapshot: Snapshot) -> SafeString | str:
-        """Near-identical prompts found by the newest evaluation, with the largest clusters."""
-        for evaluation in snapshot.evaluations.order_by("-pk")[:1]:
-            if (found := near_identical_prompts(evaluation)) is not None:
-                rows = [
-                    (one["prompts"], ", ".join(one["sides"]), " · ".join(one["examples"]))
-                    for one in found.largest
-                ]
-                return format_html(
-                    "{}.<ul>{}</ul>",
-                    found.words,
-                    format_html_join("", "<li><strong>{} prompts</strong> in {}: {}</li>", rows),
-                )
-            return "none"
-        return "no policy was judged on it"
-
-
-@admin.register(Evaluation)
-class EvaluationAdmin(RecordAdmin):
-    list_display = ["id", "agent", "policy", "split", "samples", "against", "created_at"]
-    list_filter = ["agent", "split"]
-    list_select_related = ["policy"]
-    search_fields = ["checkpoint", "base_model", "against"]
-    readonly_fields = ["created_at"]
-
-
-@admin.register(Artifact)
-class ArtifactAdmin(RecordAdmin):
-    list_display = ["path", "policy", "format", "quantization", "bytes", "sha256", "created_at"]
-    list_filter = ["policy__agent", "format"]
-    list_select_related = ["policy"]
-    search_fields = ["path", "sha256", "policy__name"]
-    readonly_fields = ["created_at"]
-
-
-@admin.register(BenchmarkResult)
-class BenchmarkResultAdmin(RecordAdmin):
-    list_display = ["task", "policy", "figures", "n", "metric", "harness", "created_at"]
-    list_filter = ["policy__agent", "task"]
-    list_select_related = ["policy"]
-    search_fields = ["task", "policy__name"]
-    readonly_fields = ["created_at"]
-
-
-@admin.register(LabelRun)
-class LabelRunAdmin(RecordAdmin):
-    list_display = ["id", "agent", "ratings", "suggested", "figures", "created_at"]
-    readonly_fields = ["created_at"]
+_record_register(Snapshot, "id agent kind counts feedback_count simulated_share path", "path sha256")
+_record_register(Evaluation, "id agent policy split samples against", "checkpoint base_model against")
+_record_register(
+    Artifact,
+    "path policy format quantization bytes sha256",
+    "path sha256 policy__name",
+    agent="policy__agent",
+)
+_record_register(
+    BenchmarkResult, "task policy figures n metric harness", "task policy__name", agent="policy__agent"
+)
+_record_register(LabelRun, "id agent ratings suggested figures", "agent")
 
 
 def _link(address: str, words: str) -> SafeString:
@@ -192,12 +117,16 @@ def _link(address: str, words: str) -> SafeString:
 # --- Settings of agents -----------------------------------------------------------------------------------------
 
 
-@admin.register(LearnerSettings)
-class LearnerSettingsAdmin(ModelAdmin):
-    """Learner settings of an agent: an operator may change them at any time."""
+def _settings_register(model: type[Model], columns: str, search: str = "agent") -> None:
+    """Register settings that need nothing of their own."""
+    facts = {"list_display": columns.split(), "search_fields": search.split()}
+    admin.site.register(model, type(f"{model.__name__}Admin", (ModelAdmin,), facts))
 
-    list_display = ["agent", "enabled", "min_samples_to_retrain", "retrain_interval_hours", "method", "gate"]
-    search_fields = ["agent"]
+
+_settings_register(LearnerSettings, "agent enabled min_samples_to_retrain retrain_interval_hours method gate")
+_settings_register(ServingSettings, "agent choose_temperature epsilon temperature max_tokens fallbacks")
+_settings_register(RewardSettings, "agent immediate_weight delayed_weight strategic_weight")
+_settings_register(AgentDefinition, "slug title description", "slug title")
 
 
 class AgentBaseForm(forms.ModelForm):
@@ -223,14 +152,6 @@ class AgentBaseAdmin(ModelAdmin):
     search_fields = ["agent", "base_model"]
 
 
-@admin.register(ServingSettings)
-class ServingSettingsAdmin(ModelAdmin):
-    """Serving settings of an agent: how it answers, and how much it tries out."""
-
-    list_display = ["agent", "choose_temperature", "epsilon", "temperature", "max_tokens", "fallbacks"]
-    search_fields = ["agent"]
-
-
 @admin.register(GateSettings)
 class GateSettingsAdmin(ModelAdmin):
     """The bounds of an agent's gate."""
@@ -244,22 +165,6 @@ class GateSettingsAdmin(ModelAdmin):
         if field is not None:
             field.help_text = as_typed(field.help_text)
         return field
-
-
-@admin.register(RewardSettings)
-class RewardSettingsAdmin(ModelAdmin):
-    """Reward settings of an agent's decisions."""
-
-    list_display = ["agent", "immediate_weight", "delayed_weight", "strategic_weight"]
-    search_fields = ["agent"]
-
-
-@admin.register(AgentDefinition)
-class AgentDefinitionAdmin(ModelAdmin):
-    """Agents that need no code."""
-
-    list_display = ["slug", "title", "description"]
-    search_fields = ["slug", "title"]
 
 
 # --- Golden cases: prompt and responses are written as text, and taken over from a decision that was made -------
@@ -402,8 +307,7 @@ class ExperimentAdmin(ModelAdmin):
     def page(self, experiment: Experiment) -> SafeString | str:
         if experiment.pk is None:
             return "–"
-        address = reverse("experiment", args=[experiment.pk])
-        return format_html('<a class="ratchet-link" href="{}">Results and actions</a>', address)
+        return _link(reverse("experiment", args=[experiment.pk]), "Results and actions")
 
 
 # --- Upstreams: all their settings; an API key is typed and never shown -----------------------------------------

@@ -14,7 +14,7 @@ class RlConfig(AppConfig):
         from rl.management.method_commands import commands_enter
         from rl.models.agent_definitions import agent_defined
         from rl.registry.service import policy_promoting
-        from rl.serving.preparation import prepare_before_promotion
+        from rl.serving.files import prepare_before_promotion
 
         added_models_in(lambda: settings.RATCHET_HOME / "models")
         plugins_load("agents", settings.RATCHET_AGENTS)
@@ -23,7 +23,7 @@ class RlConfig(AppConfig):
         plugins_load("benchmarks", settings.RATCHET_BENCHMARKS)
         if agent_defined not in agents.finders:
             agents.finders.append(agent_defined)
-        policy_promoting.connect(prepare_before_promotion, dispatch_uid="rl.serving.preparation")
+        policy_promoting.connect(prepare_before_promotion, dispatch_uid="rl.serving.files")
         commands_enter()
         checks.register(plugins_check)
         plugin_faults_log()

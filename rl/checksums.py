@@ -26,17 +26,13 @@ UNHASHED_FILES = ("README.md", SUMS)
 """Files whose words may change after the folder was made: cards are written again when figures are known."""
 
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
-TOKENIZER_FILES = (
+TOKENIZER_FILES: tuple[str, ...] = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "tokenizer.model",
-    "spiece.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
 )
+TOKENIZER_FILES += ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "merges.txt")
 IDENTITY_FILES = ("config.json", "*.safetensors", *TOKENIZER_FILES, *TEMPLATE_FILES)
 """Files of a base model's folder that decide how it answers."""
 

@@ -53,6 +53,14 @@ class Diagnosis:
 Findings = Iterator[Diagnosis]
 
 
+def wrong(part: str, found: str, next_step: str) -> Diagnosis:
+    return Diagnosis(part, WRONG, found, next_step)
+
+
+def remark(part: str, found: str, next_step: str) -> Diagnosis:
+    return Diagnosis(part, REMARK, found, next_step)
+
+
 def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Diagnosis]:
     """All findings, the wrong ones first; empty where all is well. Reads files and the database, writes nothing."""
     findings: list[Diagnosis] = []
@@ -65,23 +73,16 @@ def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Diagnosis]:
         migration_count = migrations_waiting()
     except DatabaseError as error:
         findings.append(
-            Diagnosis(
+            wrong(
                 "database",
-                WRONG,
                 f"it does not answer: {_line(error)}",
                 "start it, or correct DATABASE_URL (without it an SQLite file in RATCHET_HOME is used)",
             )
         )
     else:
         if migration_count:
-            findings.append(
-                Diagnosis(
-                    "migrations",
-                    WRONG,
-                    f"the database is {migration_count} migrations behind",
-                    f"{PROGRAM} migrate",
-                )
-            )
+            behind = f"the database is {migration_count} migrations behind"
+            findings.append(wrong("migrations", behind, f"{PROGRAM} migrate"))
         else:
             for look in OF_THE_DATABASE:
                 findings += look()
@@ -94,24 +95,21 @@ def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Diagnosis]:
 def settings_faults() -> Findings:
     for message in run_checks():
         if message.level >= ERROR:
-            yield Diagnosis(
+            yield wrong(
                 "settings",
-                WRONG,
                 _line(message.msg),
                 message.hint or "correct it in .env or backend/settings.py",
             )
     if settings.DEBUG:
-        yield Diagnosis(
+        yield remark(
             "settings",
-            REMARK,
             "DEBUG is on: error pages show settings and code to everyone",
             "remove DEBUG if others can reach this machine",
         )
     elif settings.HTTPS_ONLY:
         for warning in run_checks(tags=["security"], include_deployment_checks=True):
-            yield Diagnosis(
+            yield remark(
                 "settings",
-                REMARK,
                 _line(warning.msg).split(". ")[0],
                 f"docs/settings.md#in-production ({warning.id})",
             )
@@ -128,12 +126,11 @@ def folder_faults() -> Findings:
     home: Path = settings.RATCHET_HOME
     if not home.is_dir():
         step = f"run {PROGRAM} migrate, which creates it, or set RATCHET_HOME"
-        yield Diagnosis("data folder", WRONG, f"RATCHET_HOME ({home}) does not exist", step)
+        yield wrong("data folder", f"RATCHET_HOME ({home}) does not exist", step)
         return
     if home.stat().st_mode & 0o007:
-        yield Diagnosis(
+        yield wrong(
             "data folder",
-            WRONG,
             f"{home} can be read by every user of this machine (mode {home.stat().st_mode & 0o777:o})",
             f"chmod 700 {home}",
         )
@@ -143,9 +140,7 @@ def folder_faults() -> Findings:
     ):
         key = home / name
         if key.exists() and key.stat().st_mode & 0o077:
-            yield Diagnosis(
-                "data folder", WRONG, f"{key}, which {use}, can be read by other users", f"chmod 600 {key}"
-            )
+            yield wrong("data folder", f"{key}, which {use}, can be read by other users", f"chmod 600 {key}")
 
 
 def disk_faults() -> Findings:
@@ -155,11 +150,10 @@ def disk_faults() -> Findings:
     for folder in sorted(folders):
         state = disk_state(folder)
         if not state.ok:
-            yield Diagnosis("disk", WRONG, f"{folder} is {state.state}", state.reason)
+            yield wrong("disk", f"{folder} is {state.state}", state.reason)
         elif folder.is_dir() and (free := shutil.disk_usage(folder).free) < LITTLE_DISK_BYTES:
-            yield Diagnosis(
+            yield remark(
                 "disk",
-                REMARK,
                 f"{free / 1e6:,.0f} MB are free on the disk of {folder}",
                 "free some, or set RATCHET_HOME to a folder on another disk",
             )
@@ -175,13 +169,6 @@ def llama_faults() -> Findings:
             "LOCAL_BACKENDS lists in-process, but llama_cpp is not installed",
             "pip install -r requirements-rl.txt, or set LOCAL_BACKENDS to the address of a server",
         )
-    if settings.LLAMA_CPP_PATH and not (Path(settings.LLAMA_CPP_PATH) / "convert_hf_to_gguf.py").is_file():
-        yield Diagnosis(
-            "llama.cpp",
-            WRONG,
-            f"LLAMA_CPP_PATH ({settings.LLAMA_CPP_PATH}) holds no convert_hf_to_gguf.py",
-            "set it to a checkout of llama.cpp, or remove LLAMA_CPP_PATH",
-        )
 
 
 def port_faults(host: str, port: int) -> Findings:
@@ -189,9 +176,7 @@ def port_faults(host: str, port: int) -> Findings:
         with socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S):
             pass
     except OSError:
-        yield Diagnosis(
-            "port", REMARK, f"nothing is served at {host}:{port}", f"{PROGRAM} serve --port {port}"
-        )
+        yield remark("port", f"nothing is served at {host}:{port}", f"{PROGRAM} serve --port {port}")
         return
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/healthz", timeout=PROBE_TIMEOUT_S) as answer:
@@ -199,9 +184,8 @@ def port_faults(host: str, port: int) -> Findings:
     except (OSError, ValueError):
         ours = False
     if not ours:
-        yield Diagnosis(
+        yield wrong(
             "port",
-            WRONG,
             f"another program listens at {host}:{port}",
             f"stop that program, or run {PROGRAM} serve --port {port + 1}",
         )
@@ -217,9 +201,8 @@ def database_faults() -> Findings:
         cursor.execute("PRAGMA quick_check(3)")
         faults = [row[0] for row in cursor.fetchall()]
     if faults != ["ok"]:
-        yield Diagnosis(
+        yield wrong(
             "database",
-            WRONG,
             f"the SQLite file is damaged: {_line(faults[0])}",
             f"stop the server, then {PROGRAM} restore BACKUP --overwrite (docs/backup.md)",
         )
@@ -232,17 +215,15 @@ def clock_faults() -> Findings:
             cursor.execute("SELECT clock_timestamp()")
             skew = abs(cursor.fetchone()[0] - clock_time)
         if skew > SKEW:
-            yield Diagnosis(
+            yield wrong(
                 "clock",
-                WRONG,
                 f"the clocks of this machine and of the database differ by {skew.total_seconds():.0f} s",
                 "synchronise both by NTP: heartbeats and the order of ratings depend on them",
             )
     newest = Decision.objects.order_by("-created_at").values_list("created_at", flat=True).first()
     if newest is not None and newest - clock_time > SKEW:
-        yield Diagnosis(
+        yield wrong(
             "clock",
-            WRONG,
             f"the newest decision is dated {newest:%Y-%m-%d %H:%M} UTC, later than this machine's clock "
             f"({clock_time:%Y-%m-%d %H:%M})",
             "synchronise the clocks by NTP, here and where decisions are recorded",
@@ -261,9 +242,8 @@ def worker_faults() -> Findings:
     running = TrainingRun.objects.filter(status=TrainingRun.Status.RUNNING).count()
     if waiting or (queued and not running):
         what = f"{waiting} jobs" if waiting else f"{queued} training runs"
-        yield Diagnosis(
+        yield wrong(
             "workers",
-            WRONG,
             f"{what} have waited for more than {UNTAKEN.seconds // 60} minutes without a worker",
             f"{PROGRAM} serve, or on another machine {PROGRAM} qcluster and Q_CLUSTER_NAME=training {PROGRAM} qcluster",
         )
@@ -271,9 +251,8 @@ def worker_faults() -> Findings:
         status=TrainingRun.Status.RUNNING, heartbeat_at__lt=timezone.now() - timedelta(minutes=10)
     )
     for run in silent[:5]:
-        yield Diagnosis(
+        yield wrong(
             "workers",
-            WRONG,
             f"run {run.pk} ({run.agent}) has sent no heartbeat since {run.heartbeat_at:%Y-%m-%d %H:%M} UTC",
             f"queue it again: {PROGRAM} online_learner tick (serve does this by itself)",
         )
@@ -300,7 +279,7 @@ def artifact_faults() -> Findings:
         place = settings.RATCHET_HOME / path
         if path and not place.exists():
             step = f"restore it from a backup (docs/backup.md), or run {step}"
-            yield Diagnosis("artifacts", WRONG, f"the file of {what} is missing: {place}", step)
+            yield wrong("artifacts", f"the file of {what} is missing: {place}", step)
 
 
 def spool_faults() -> Findings:
@@ -309,16 +288,14 @@ def spool_faults() -> Findings:
         return
     spool = outbox_of(folder)
     if spool.pending_count():
-        yield Diagnosis(
+        yield remark(
             "spool",
-            REMARK,
             f"decisions in the outbox {folder} are not in the database yet",
             f"they are replayed by {PROGRAM} serve or {PROGRAM} online_learner tick",
         )
     if refused := len(spool.refused()):
-        yield Diagnosis(
+        yield remark(
             "spool",
-            REMARK,
             f"{refused} decisions in {spool.path} were refused by the database",
             "the column `refused` has the reasons; rows that you do not need can be deleted",
         )

@@ -15,8 +15,7 @@ from feedback.models import AgentSettings
 from feedback.selectors import SLUG_PATTERN, FeedbackCounts, feedback_counts, feedback_counts_cached
 from rl.agents import AGENTS, agent_facts
 from rl.agents.base import Agent, AgentFacts
-from rl.charts.lineage import Descent, Lineage, lineage_of
-from rl.charts.versions import Versions, versions_of
+from rl.charts.versions import Descent, Lineage, Versions, lineage_of, versions_of
 from rl.datasets.buffer import buffer_sizes_cached, fresh_sizes_cached
 from rl.datasets.gate_distance import MAX_COUNT, Distance, gate_distances_cached
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, TESTS

@@ -102,7 +102,7 @@ def files_for_serving_are_not_written(
 ) -> None:
     """Registry rows of tests mostly have no weights behind them; tests marked `prepares` write the files for real."""
     if request.node.get_closest_marker("prepares") is None:
-        monkeypatch.setattr("rl.serving.preparation.policy_prepare", lambda policy: [])
+        monkeypatch.setattr("rl.serving.files.policy_prepare", lambda policy: [])
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,7 @@ PURE = [
     "rl.datasets.pairs",
     "rl.experiments.verdicts",
     "rl.export.agreement",
+    "rl.export.artifact",
     "rl.export.exporters",
     "rl.gates",
     "rl.linear",
@@ -62,7 +63,6 @@ ENTRY_POINTS = [
     "rl.evaluation.judging",
     "rl.evaluation.service",
     "rl.evaluation.sides",
-    "rl.export.deployment",
     "rl.export.service",
     "rl.jobs.hardware",
     "rl.jobs.label",
@@ -75,7 +75,7 @@ ENTRY_POINTS = [
 ]
 """Modules with Django that import the packages of TORCH_PACKAGES, inside functions alone."""
 
-EXPORT_SERVICES = ["rl.export.agreement", "rl.export.deployment", "rl.export.exporters", "rl.export.service"]
+EXPORT_SERVICES = ["rl.export.agreement", "rl.export.artifact", "rl.export.exporters", "rl.export.service"]
 """The part of `rl.export` that knows the registry, the table of exporters and the figures of a check; all else there is
 writers, which know no Django."""
 
@@ -383,7 +383,7 @@ def test_interfaces_import_no_training() -> None:
         "rl.api",
         "rl.api.loop",
         "rl.api.gateway",
-        "rl.api.decide",
+        "rl.api.gateway",
         "rl.api.health",
         "rl.tasks",
         "feedback.rating.views",
@@ -408,7 +408,6 @@ ENVIRONMENT_READERS = {
     "backend.settings",
     "backend.console",  # names the settings module, as manage.py does, and sets what OpenMP reads before torch
     "backend.wsgi",  # Django's own two entry points name the settings module there
-    "backend.asgi",
 }
 
 
@@ -461,7 +460,7 @@ def test_the_training_packages_runs_without_django() -> None:
         "import sys\n"
         # not there at all, rather than not imported: a library below us imports Django where it finds it
         "sys.modules['django'] = sys.modules['feedback.models'] = None\n"
-        "import rl.training.dpo, rl.training.evaluate, rl.export.gguf, rl.export.merged_model, rl.export.lora\n"
+        "import rl.training.dpo, rl.training.evaluate, rl.export.gguf, rl.export.hugging_face, rl.export.hugging_face\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -135,7 +135,6 @@ def test_a_long_list_of_tasks_is_shortened_and_no_task_is_lost() -> None:
         agent.render({"goal": "x" * 4000, "tasks": tasks})
 
 
-@pytest.mark.slow
 def test_statistics_tell_of_rewards() -> None:
     feed()
     assert get_training_stats("helper")["rewards"]["n"] == 0

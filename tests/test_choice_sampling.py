@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from scipy import stats
 
-from rl.serving.candidate_selection import choice_probabilities, choose
+from rl.serving.linear import choice_probabilities, choose
 
 LOGPS = [math.log(0.5), math.log(0.25), math.log(0.125)]
 

@@ -15,7 +15,7 @@ from feedback.services import decision_record
 from rl.models import Policy, Upstream
 from rl.registry.service import champion_of
 from rl.serving.routing import target_of
-from rl.upstreams.service import upstream_add, upstream_key
+from rl.upstreams import upstream_add, upstream_key
 from tests.support.api_client import person
 from tests.support.stub_openai import ModelServer
 from tests.test_upstreams import KEY

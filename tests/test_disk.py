@@ -28,7 +28,7 @@ from feedback.recording.recorder import Recorder, Storage, decisions_ingest
 from rl.api import health
 from rl.export.artifact import ExportRefused, staged_file
 from rl.serving import decide, gateway
-from rl.serving.metrics import CountFile, whole_files
+from rl.serving.metrics import CountFile, count_files
 from tests.support.api_client import ApiClient
 from tests.support.server import ROOT
 from tests.support.serving import Parrot, parrot_only, support_bot_allowed  # noqa: F401
@@ -79,29 +79,19 @@ def test_counting_on_a_full_disk_ends_no_process(small_disk: SmallDisk) -> None:
     assert mapped.returncode == -7, "what we guard against: SIGBUS through a memory-mapped file"
     ours = counted("rl.serving.metrics", "CountFile", small_disk.folder / "counter_2.db")
     assert (ours.returncode, ours.stdout.strip()) == (0, "alive"), ours.stderr
-    # what both left there, empty or of zeros, is passed over
-    assert whole_files(small_disk.folder) == []
+    # what both left there, empty or of zeros, counts nothing
+    assert list(MultiProcessCollector.merge(count_files(small_disk.folder))) == []
 
 
-def test_counts_reach_the_file_when_the_disk_takes_them_again(
-    small_disk: SmallDisk,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("rl.serving.metrics.RETRY_S", 0.0)
-    small_disk.fill()
-    file = CountFile(str(small_disk.folder / "counter_3.db"))
+def test_counts_are_summed_over_processes_and_go_on_after_a_restart(tmp_path: Path) -> None:
     key = json.dumps(["ratchet_x", "ratchet_x_total", {"agent": "a"}, "Help"])
-    for value in (1.0, 2.0, 3.0):
+    for name, value in (("counter_3.db", 4.0), ("counter_4.db", 1.0)):
+        file = CountFile(str(tmp_path / name))
         file.write_value(key, value, 0.0)
-    small_disk.free()
-    file.write_value(key, 4.0, 0.0)
-    file.close()
-    # a process that gets the same number goes on from there
-    again = CountFile(str(small_disk.folder / "counter_3.db"))
+        file.close()
+    again = CountFile(str(tmp_path / "counter_3.db"))
     assert again.read_value(key) == (4.0, 0.0)
-    again.write_value(key, 5.0, 0.0)
-    again.close()
-    (metric,) = MultiProcessCollector.merge(whole_files(small_disk.folder))
+    (metric,) = MultiProcessCollector.merge(count_files(tmp_path))
     assert [(s.name, s.labels, s.value) for s in metric.samples] == [("ratchet_x_total", {"agent": "a"}, 5.0)]
 
 

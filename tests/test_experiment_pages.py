@@ -14,16 +14,9 @@ from django.core.management.base import CommandError
 from django.test import Client
 
 from feedback.accounts.roles import role_give
-from feedback.cache import forget_all
-from rl.charts.forest import MARGIN, WIDTH, ForestLine, forest_of
-from rl.charts.lines import round_values
-from rl.experiments.summary import effect_interval_text, interval_text
 from rl.experiments.traffic import experiment_stop
-from rl.experiments.verdicts import ArmEffect
 from rl.models import Experiment, Policy
-from rl.recipes.experiment_metrics import metric_of
 from rl.registry import service as registry
-from rl.statistics import Interval
 from tests.support.api_client import ApiClient, error_of
 from tests.support.evaluations import judged
 from tests.support.experiments import draft_of, expose, policy_of, running_of
@@ -210,14 +203,6 @@ def test_the_command_walks_an_experiment_through_its_life() -> None:
     assert experiment("list")["experiments"][0]["reason"] == "enough"
 
 
-def test_the_command_shows_words_to_people() -> None:
-    running_of()
-    forget_all()
-    out = StringIO()
-    call_command("experiment", "show", "shorter", stdout=out)
-    assert "challenger (filer-v2): share of thumbs up –, 0 units" in out.getvalue()
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -245,26 +230,3 @@ def test_the_operators_file_sets_what_a_new_experiment_is_made_with(settings: An
     settings.RATCHET_CONFIG = {"ab_testing": {"alhpa": 0.01}}
     with pytest.raises(ValueError, match="no knob 'alhpa'"):
         draft_of("other")
-
-
-def test_a_scale_has_round_marks() -> None:
-    assert round_values(-0.03, 0.32) == pytest.approx([0.0, 0.1, 0.2, 0.3])
-    assert round_values(48.0, 82.0) == pytest.approx([50.0, 60.0, 70.0, 80.0])
-
-
-def test_a_drawing_keeps_its_order_and_shows_zero() -> None:
-    drawn = forest_of("Difference", [ForestLine("a", "w", 0.1, -0.1, 0.3)], str, zero=True)
-    assert drawn is not None
-    assert drawn.zero is not None
-    row = drawn.rows[0]
-    assert MARGIN < row.low < drawn.zero < row.x < row.low + row.width < WIDTH - MARGIN
-    assert forest_of("Nothing", [], str, zero=True) is None
-
-
-def test_figures_have_their_units() -> None:
-    share, latency = metric_of("thumbs_up"), metric_of("latency_ms")
-    effect = ArmEffect(0.25, 0.1, 0.4, 0.01, 0.99, 10, 0, "better")
-    assert interval_text(Interval(0.5, 0.25, 0.75, 9), share) == "50.0\u202f% [25.0 to 75.0]"
-    assert effect_interval_text(effect, share) == "+25.0 points [+10.0 to +40.0]"
-    assert effect_interval_text(effect, latency) == "+25.0\u202f% [+10.0 to +40.0]"
-    assert interval_text(Interval(250.0, 200.0, 300.0, 9), latency) == "250\u202fms [200 to 300]"

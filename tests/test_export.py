@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rl.checksums import base_hash
 from rl.export import artifact, merged_model
 from rl.export.artifact import ExportRefused, exported_file, staged_file, staged_folder
-from rl.export.lora import export_lora
-from rl.export.merged_model import export_merged
+from rl.export.hugging_face import export_lora, export_merged
 from rl.export.source import source_open
 from rl.export.weights import Adapter
 from tests.support.tiny_models import tiny_adapter, tiny_model
@@ -377,7 +376,7 @@ def test_an_exported_adapter_answers_as_the_original(llama: Path, llama_lora: Pa
 
 @pytest.mark.slow
 def test_an_exported_adapter_carries_our_model_card_without_a_path(tmp_path: Path) -> None:
-    from rl.export.lora import export_lora
+    from rl.export.hugging_face import export_lora
     from rl.training.policy import adapter_describe, load_policy
 
     bundled = Path(__file__).resolve().parent.parent / "rl" / "bundled_model"

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoTokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rl.agents import AGENTS, get_agent
-from rl.export import artifact, gguf_names, gguf_write
+from rl.export import artifact, gguf_names
 from rl.export import gguf as gguf_export
 from rl.export.agreement import ExportAgreement
 from rl.export.artifact import ExportRefused
@@ -335,58 +335,13 @@ def test_a_gguf_adapter_cannot_hold_whole_modules(llama: Path, tmp_path: Path) -
 # --- other architectures ------------------------------------------------------------------------------------------
 
 
-def test_other_architectures_need_a_llama_cpp_checkout(tmp_path: Path) -> None:
+def test_other_architectures_are_exported_as_merged(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", "opt")
     families = "llama, mistral, qwen2, qwen3, phi3, gemma, gemma2, gemma3_text, gpt2"
-    with pytest.raises(ExportRefused, match=f"families {families} for GGUF, found 'opt'; set LLAMA_CPP_PATH"):
+    with pytest.raises(
+        ExportRefused, match=f"families {families} for GGUF, found 'opt'; export it as merged"
+    ):
         export_gguf(str(base), None, tmp_path / "out.gguf")
-    with pytest.raises(ExportRefused, match=r"checkout with convert_hf_to_gguf\.py in LLAMA_CPP_PATH"):
-        export_gguf(str(base), None, tmp_path / "out.gguf", llama_cpp_path=str(tmp_path))
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A stand-in for llama.cpp's converter: same arguments, and this project's writer inside."""
-    script = tmp_path / "llama.cpp" / "convert_hf_to_gguf.py"
-    script.parent.mkdir()
-    script.write_text(
-        "import argparse, pathlib\n"
-        "from rl.export.source import source_open\n"
-        "from rl.export.gguf_write import writer_for\n"
-        "p = argparse.ArgumentParser()\n"
-        "p.add_argument('folder'); p.add_argument('--outfile'); p.add_argument('--outtype')\n"
-        "p.add_argument('--model-name')\n"
-        "a = p.parse_args()\n"
-        "writer_for(source_open(a.folder, None)).write(pathlib.Path(a.outfile), a.outtype, a.model_name, print)\n"
-    )
-    return script.parent
-
-
-@pytest.mark.campaign
-def test_a_llama_cpp_checkout_converts_what_is_not_known_here(
-    llama_lora: Path, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gguf_write, "FAMILIES", {})
-    monkeypatch.setattr(gguf_write, "layout_of", lambda config: None)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
-    result = export_gguf(
-        None, llama_lora, tmp_path / "out" / "a.gguf", quantization="q8_0", llama_cpp_path=str(checkout)
-    )
-    assert "convert_hf_to_gguf.py" in result.notes[0]
-    assert result.equality["before_quantization"]["kl"] <= 0.0005
-    assert leftovers(tmp_path / "out") == ["a.gguf"]
-
-
-def test_a_converter_that_fails_is_quoted(
-    llama_lora: Path, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gguf_write, "layout_of", lambda config: None)
-    (checkout / "convert_hf_to_gguf.py").write_text(
-        "raise SystemExit('Model OptForCausalLM is not supported')\n"
-    )
-    with pytest.raises(ExportRefused, match="ended with code 1: Model OptForCausalLM is not supported"):
-        export_gguf(None, llama_lora, tmp_path / "out" / "a.gguf", llama_cpp_path=str(checkout))
-    assert not (tmp_path / "out").exists()
 
 
 # --- refusals, memory, silence -----------------------------------------------------------------------------------

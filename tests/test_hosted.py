@@ -13,7 +13,7 @@ from django.test import Client
 from rl.models import Policy, ServingSettings, Upstream
 from rl.serving import decision_facts, endpoint
 from rl.serving.decision_facts import TokenUsage
-from rl.upstreams.service import upstream_change
+from rl.upstreams import upstream_change
 from tests.support.hosted import FORMAT, HELLO, LOOK, SCHEMA, ask, hosted, model_server, recorded  # noqa: F401
 from tests.support.serving import openai_client, policy_made  # noqa: F401
 from tests.support.stub_anthropic import KEY, AnthropicServer

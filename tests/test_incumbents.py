@@ -350,7 +350,6 @@ REQUESTS: list[tuple[Callable[[ApiClient], Any], int]] = [
     (lambda api: api.get(f"/api/online/{AGENT}/"), 200),
     (_post("/api/policies/bikes-app/promote/"), 409),
     (_post("/api/policies/bikes-app/rollback/"), 409),
-    (_post("/api/policies/bikes-app/verify/"), 200),
     (_post("/api/policies/bikes-app/evaluate/", compare="base"), 409),
     (_post("/api/policies/bikes-app/evaluate/", compare="nobody"), 400),
     (_post("/api/policies/nobody/evaluate/"), 404),

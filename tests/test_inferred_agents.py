@@ -17,7 +17,7 @@ from rl.models import AgentDefinition, Evaluation, Policy
 from rl.models.agent_definitions import agent_served
 from rl.registry.gate_evidence import policy_judge
 from rl.serving.base import Ask, Model
-from rl.serving.in_process import _ask_for_model
+from rl.serving.fallback import _ask_for_model
 from tests.support.api_client import ApiClient
 from tests.support.serving import Parrot, parrot_only, policy_made, written_by_the_asking_thread  # noqa: F401
 

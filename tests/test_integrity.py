@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.test import Client
 
 from backend import notifications
 from rl import checksums
@@ -27,11 +26,10 @@ from rl.registry import integrity
 from rl.registry.service import PreparationRefused
 from rl.serving import fallback, files
 from rl.serving.base import BASE, Model
-from rl.serving.in_process import InProcess
-from rl.serving.preparation import model_of, policy_prepare
+from rl.serving.fallback import InProcess
+from rl.serving.files import model_of, policy_prepare
 from rl.training.loading import PolicyLoadError, adapter_read, model_located
 from rl.training.result import checkpoint_is_whole, checkpoint_last, checkpoint_seal
-from tests.support.api_client import ApiClient, error_of, person
 from tests.support.serving import support_bot_allowed  # noqa: F401
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
@@ -314,24 +312,3 @@ def test_policy_verify_names_what_is_damaged_and_ends_with_1(
     with pytest.raises(SystemExit):
         call_command("policy", "verify", "--agent", "widgets")
     assert "restore it from a backup" in capsys.readouterr().out
-
-
-@pytest.mark.django_db
-def test_rest_and_admin_verify_too(ratchet_home: Path) -> None:
-    row = policy(ratchet_home)
-    assert error_of(ApiClient("read").post(f"/api/policies/{row.name}/verify/", {}))["code"] == "forbidden"
-    api = ApiClient("operate")
-    assert api.post("/api/policies/none/verify/", {}).status_code == 404
-    assert json.loads(api.post(f"/api/policies/{row.name}/verify/", {}).content)["findings"] == []
-    (ratchet_home / row.adapter_path / "adapter_model.safetensors").unlink()
-    found = json.loads(api.post(f"/api/policies/{row.name}/verify/", {}).content)
-    assert (found["missing"], found["damaged"]) == (1, 0)
-    client = Client()
-    client.force_login(person("op", "operator"))
-    user = person("chief", "admin")
-    user.is_staff = user.is_superuser = True
-    user.save()
-    client.force_login(user)
-    data = {"action": "verify_files", "_selected_action": [str(row.pk)]}
-    page = client.post("/admin/rl/policy/", data, follow=True)
-    assert "is missing" in page.content.decode()

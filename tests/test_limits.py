@@ -176,7 +176,7 @@ def test_tools_and_stop_texts_are_bounded() -> None:
 
     tool = {"type": "function", "function": {"name": "f"}}
     assert request(tools=[tool] * limits.TOOLS, stop="x" * limits.STOP_CHARACTERS).has_format
-    with pytest.raises(ServingRefused, match="at most 128 tools, found 129"):
+    with pytest.raises(ServingRefused, match="at most 128 items, found 129"):
         request(tools=[tool] * (limits.TOOLS + 1))
     with pytest.raises(ServingRefused, match="stop: expected texts of at most 1,000"):
         request(stop=["x" * (limits.STOP_CHARACTERS + 1)])

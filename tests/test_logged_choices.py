@@ -20,9 +20,9 @@ from rl.evaluation.service import _off_policy
 from rl.management.evaluation_text import off_policy_text
 from rl.models import Evaluation, Policy, RewardRecord, RewardSettings, ServingSettings
 from rl.registry import service as registry
-from rl.serving.candidate_selection import choice_probabilities
+from rl.serving.linear import choice_probabilities
 from rl.statistics.offpolicy import MIN_DECISIONS
-from rl.views.off_policy import off_policy_summary
+from rl.views.policies import off_policy_summary
 from tests.support.evaluations import judged
 from tests.support.experiments import policy_of
 from tests.support.figures import figures_of

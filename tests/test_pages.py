@@ -22,11 +22,9 @@ from feedback.models import Decision, Trace
 from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from rl.agents import agent_facts
-from rl.gates.headlines import Share, share_of
 from rl.models import Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.registry import service as registry
 from rl.selectors import NO_FEEDBACK, AgentCard
-from rl.templatetags.ratchet import duration
 from rl.views.next_step import stations_of, step_next
 
 pytestmark = pytest.mark.django_db
@@ -61,11 +59,6 @@ def words(html: str) -> str:
 
 
 # --- The start page -----------------------------------------------------------------------------------------
-
-
-def test_without_decisions_the_start_page_says_how_to_begin(rater: Client) -> None:
-    html = rater.get("/").text
-    assert "manage.py demo" not in html  # a rater may connect nothing
 
 
 def test_a_card_counts_decisions_and_ratings_and_says_which_are_simulated(rater: Client) -> None:
@@ -110,12 +103,6 @@ def test_demonstrations_alone_are_enough_to_train_from_the_page(client: Client) 
     client.post("/runs/new/", {"agent": "filer"})
     run = TrainingRun.objects.get()
     assert (run.method, run.status) == ("sft", "queued")
-
-
-def test_where_people_rated_nothing_is_called_simulated(rater: Client) -> None:
-    decision = decision_record(agent="widgets", messages="p", response="r").row
-    rating_submit(decision=decision, rater="bob", thumb="down")
-    assert "simulated" not in rater.get("/").text
 
 
 def test_the_champion_is_shown_with_its_accuracy_against_the_base(rater: Client) -> None:
@@ -365,33 +352,6 @@ def test_a_failed_run_says_why_escaped_to_operators_alone(rater: Client) -> None
 # --- Figures: worked by hand ----------------------------------------------------------------------------------
 
 
-def test_shares_are_read_from_numbers_and_from_intervals() -> None:
-    assert share_of({"a": 0.5}, "a") == Share(0.5)
-    assert share_of({"a": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10}}, "a") == Share(0.5, 0.4, 0.6, 10)
-    for missing in ({}, {"a": None}, {"a": {"value": None, "n": 0}}, {"a": True}, {"a": "much"}):
-        assert share_of(missing, "a") is None
-
-
-def test_differences_carry_their_sign() -> None:
-    share = Share(-0.051, -0.1, 0.002)
-    assert (share.points, share.points_interval) == ("-5.1", "-10.0 to +0.2")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (None, ""),
-        (0.0, "0.0 s"),
-        (9.94, "9.9 s"),
-        (42.4, "42 s"),
-        (185.0, "3 min 5 s"),
-        (7800.0, "2 h 10 min"),
-    ],
-)
-def test_durations_in_words(seconds: float | None, shown: str) -> None:
-    assert duration(seconds) == shown
-
-
 def test_counts_of_all_agents_are_those_of_each() -> None:
     for agent in ("widgets", "helpdesk"):
         one, two = (decision_record(agent=agent, messages="p", response=text).row for text in "ab")
@@ -410,12 +370,6 @@ def test_counts_of_all_agents_are_those_of_each() -> None:
 
 
 # --- When something is wrong --------------------------------------------------------------------------------
-
-
-def test_a_missing_page_is_said_in_our_own_words(rater: Client) -> None:
-    answer = rater.get("/no/such/page/")
-    assert answer.status_code == 404
-    assert "There is no such page" in answer.text
 
 
 def test_a_form_without_its_token_says_what_to_do() -> None:

@@ -338,7 +338,7 @@ def test_only_a_champion_takes_the_name_that_apps_ask_ollama_for(
         asked.append(promote)
         return {"host": "http://there:11434", "name": policy.name}
 
-    monkeypatch.setattr(pipeline.deployment, "policy_register", register)
+    monkeypatch.setattr(pipeline.export_service, "policy_register", register)
     Policy.objects.filter(pk=policy.pk).update(stage=stage)
     outcome = follow_asked(policy, "export", monkeypatch, "ollama")
     assert (asked, outcome.exported) == ([promotes], [f"ollama http://there:11434 as {policy.name}"])

@@ -12,9 +12,7 @@ from django.utils import timezone
 
 from feedback.accounts.roles import role_give
 from rl.api.loop import policy_represent
-from rl.charts.gate_reports import report_lines
-from rl.charts.lineage import BRANCH, TRUNK, Descent, lineage_of
-from rl.charts.versions import HEIGHT, TOP, versions_of
+from rl.charts.intervals import report_lines
 from rl.jobs.lifecycle import run_log_tail
 from rl.models import Evaluation, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.models.runs import run_folder
@@ -23,7 +21,6 @@ from rl.registry.comparisons import policy_diff
 from rl.registry.files import policies_prune, policies_retained
 from rl.registry.model_card import policy_card
 from tests.support.evaluations import evidence_stored, judged
-from tests.support.hosted import hosted
 
 pytestmark = pytest.mark.django_db
 
@@ -195,25 +192,6 @@ def test_the_newest_is_compared_with_the_champion_at_first(operator: Client) -> 
     assert chosen == ["widgets-v1", "widgets-v3"]
 
 
-def test_an_axis_says_what_its_lines_stand_at() -> None:
-    drawn = versions_of("Reward", [("w-v1", "champion", 0.6, 0.52, 0.74)], percent=False)
-    assert drawn is not None
-    assert [tick.label for tick in drawn.ticks] == ["0.5", "0.65", "0.8"]
-
-
-def test_a_lineage_has_champions_on_its_line_and_the_others_beside_it() -> None:
-    versions = [
-        Descent("w-v1", "retired", ""), Descent("w-v2", "rejected", "w-v1"), Descent("w-v3", "champion", "w-v1"),
-    ]  # fmt: skip
-    drawn = lineage_of("w", versions, {"w-v1", "w-v3"})
-    assert drawn is not None
-    assert [(node.short, node.y) for node in drawn.nodes] == [("v1", TRUNK), ("v2", BRANCH), ("v3", TRUNK)]
-    first, _, third = drawn.nodes
-    assert drawn.edges[2].startswith(f"M{first.x:g} {first.y:g} ")
-    assert drawn.edges[2].endswith(f" {third.x:g} {third.y:g}")
-    assert lineage_of("w", versions[:1], set()) is None
-
-
 def test_a_report_draws_differences_and_lists_what_its_words_sum_up() -> None:
     accuracy, slices = report_lines(
         [
@@ -246,16 +224,6 @@ def test_the_start_page_shows_the_job_at_work_and_asks_again(operator: Client) -
     page = operator.get("/").text
     assert "the disk was full" in page
     assert 'data-live="off"' in page
-
-
-def test_an_interval_is_drawn_to_scale() -> None:
-    drawn = versions_of("Accuracy", [("v1", "retired", 0.5, 0.0, 1.0), ("v2", "champion", 1.0, None, None)])
-    assert drawn is not None
-    first, second = drawn.versions
-    # an axis from 0 at the floor to 1 at the top
-    assert (first.top, first.bottom, second.y) == (TOP, HEIGHT - 24, TOP)
-    assert first.y == pytest.approx((TOP + HEIGHT - 24) / 2)
-    assert versions_of("Accuracy", []) is None
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------
@@ -395,10 +363,3 @@ def test_a_run_shows_a_policy_judged_by_what_is_no_share(rater: Client) -> None:
     page = rater.get(f"/runs/{policy.run_id}/").text
     assert "-1.500 nats per token" in page
     assert '<svg class="interval"' not in page
-
-
-def test_a_hosted_policy_is_said_to_be_a_model_of_its_upstream(admin_client: Client) -> None:
-    policy = hosted("http://127.0.0.1:9/v1")
-    page = admin_client.get(f"/policies/{policy.name}/").content.decode()
-    assert "m-1, a hosted model, asked at bot-hosted-upstream" in page
-    assert "and an adapter" not in page

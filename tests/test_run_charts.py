@@ -9,14 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.charts.lines import (
-    FEW_POINTS,
     MAX_POINTS,
     LineChart,
     LineData,
     line_chart,
-    number_text,
-    round_range,
-    round_values,
     tick_texts,
 )
 from rl.charts.run_figures import family_of, run_charts, runs_charts
@@ -29,26 +25,6 @@ def chart_of(*points: tuple[int, float], share: bool = False) -> LineChart:
 
 
 # --- Ticks ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [
-        (0.23, 0.71, [0.2, 0.4, 0.6, 0.8]),
-        (-0.013, 0.0062, [-0.015, -0.01, -0.005, 0.0, 0.005, 0.01]),
-        (1, 58, [0, 20, 40, 60]),
-        (0.5, 0.5, [0.45, 0.5, 0.55]),
-        (0.0, 0.0, [-1.0, -0.5, 0.0, 0.5, 1.0]),
-    ],
-)
-def test_the_range_of_an_axis_ends_at_round_values_around_the_data(
-    low: float, high: float, ticks: list[float]
-) -> None:
-    assert round_range(low, high) == pytest.approx(ticks)
-
-
-def test_ticks_within_a_range_are_a_power_of_ten_by_1_2_or_5() -> None:
-    assert round_values(0.03, 0.17) == pytest.approx([0.05, 0.10, 0.15])
 
 
 @pytest.mark.parametrize(
@@ -68,48 +44,7 @@ def test_labels_of_ticks_have_the_decimals_their_distance_needs(
     assert tick_texts(values) == texts
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.69315, "0.693"), (1234.5, "1,234"), (0.00012, "1.2e-4"), (0, "0"), (2.5e9, "2.5e+09")]
-)  # fmt: skip
-def test_numbers_have_three_figures(value: float, text: str) -> None:
-    assert number_text(value) == text
-
-
 # --- One chart --------------------------------------------------------------------------------------------------
-
-
-def test_a_falling_line_runs_from_the_upper_left_corner_to_the_lower_right_one() -> None:
-    chart = chart_of((10, 3.0), (20, 2.0), (30, 1.0))
-    assert [tick.label for tick in chart.y_ticks] == ["1.0", "1.5", "2.0", "2.5", "3.0"]
-    assert chart.lines[0].path == "M0 0 L500 500 L1000 1000"
-    assert [tick.position for tick in chart.y_ticks] == ["100.00%", "75.00%", "50.00%", "25.00%", "0.00%"]
-    assert chart.lines[0].last == "1"
-
-
-def test_steps_on_the_axis_are_whole() -> None:
-    chart = chart_of((1, 0.7), (2, 0.6), (3, 0.5))
-    ticks = [(tick.label, tick.position) for tick in chart.x_ticks]
-    assert ticks == [("1", "0.00%"), ("2", "50.00%"), ("3", "100.00%")]
-
-
-def test_a_share_is_drawn_on_the_whole_scale() -> None:
-    chart = chart_of((1, 0.5), (2, 0.75), share=True)
-    assert (chart.y_ticks[0].label, chart.y_ticks[-1].label) == ("0", "1.00")
-    assert chart.lines[0].path == "M0 500 L1000 250"
-
-
-def test_a_flat_line_runs_through_the_middle() -> None:
-    assert chart_of((1, 0.0), (2, 0.0)).lines[0].path == "M0 500 L1000 500"
-
-
-def test_a_constant_whose_means_differ_in_the_last_bit_is_flat() -> None:
-    assert {tick.label for tick in chart_of((1, 0.3), (2, 0.1 + 0.2)).y_ticks} >= {"0.26", "0.34"}
-
-
-def test_few_points_are_marked_and_many_are_not() -> None:
-    few = [(step, float(step)) for step in range(FEW_POINTS)]
-    assert len(chart_of(*few).lines[0].markers) == FEW_POINTS
-    assert chart_of(*few, (FEW_POINTS, 1.0)).lines[0].markers == []
 
 
 def test_one_point_is_no_chart() -> None:
@@ -209,11 +144,6 @@ def test_runs_side_by_side_have_a_colour_each_and_dashes_for_what_was_held_out()
     ]
 
 
-def test_more_runs_than_colours_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected at most 5 runs"):
-        runs_charts([(f"run {n}", {}) for n in range(6)])
-
-
 def test_what_was_logged_once_is_a_number_and_no_chart() -> None:
     charts = run_charts({"loss": [(1, 0.69)], "eval_runtime": [(1, 2.0)], "epoch": LOSSES})
     assert charts.main_family is not None
@@ -242,11 +172,6 @@ def test_the_table_has_ten_steps_of_each_line_the_first_and_the_last_among_them(
     assert [step for step, _ in table.rows] == [1, 7, 12, 23, 34, 45, 56, 67, 78, 89, 100]
     assert dict(table.rows)[7] == ["0.07", "0.5"]
     assert dict(table.rows)[12] == ["0.12", ""]
-
-
-def test_names_that_are_nearly_alike_have_charts_of_their_own() -> None:
-    (family,) = run_charts(dict.fromkeys(("a/b", "a_b", "a-b", "a b", "A/b", "ç"), LOSSES)).families
-    assert len({chart.slug for chart in family.charts}) == 6
 
 
 NAMES = st.one_of(

@@ -54,13 +54,6 @@ def test_every_chart_has_its_numbers_as_a_table_and_for_the_script(rater: Client
     assert [line["values"] for line in data["lines"]] == [[0.7, 0.5], [0.8, 0.75]]
 
 
-def test_a_run_of_one_step_shows_numbers_and_no_dot(rater: Client) -> None:
-    run = run_logged({"loss": [0.7]}, steps_total=1, steps_done=1)
-    html = rater.get(f"/runs/{run.pk}/").text
-    assert "<figure" not in html
-    assert "Loss, training, at step 1 alone 0.7" in words(html)
-
-
 def test_a_finished_run_has_no_bar_and_one_at_work_has(rater: Client) -> None:
     run = make_run(steps_total=58, steps_done=58)
     html = rater.get(f"/runs/{run.pk}/").text
@@ -82,13 +75,6 @@ def test_runs_side_by_side_share_charts_and_list_what_differs(rater: Client) -> 
     assert "beta 0.1 0.3" in text
     assert "epochs 3 3" not in text
     assert "last training loss 0.5 0.25" in text
-
-
-def test_runs_alike_are_said_to_be_alike(rater: Client) -> None:
-    first, second = make_run(), make_run()
-    text = words(rater.get(f"/runs/compare/?run={first.pk}&run={second.pk}").text)
-    assert "None of them logged a figure" in text
-    assert "are the same in all" in text
 
 
 @pytest.mark.parametrize("count", [0, 1, 6])

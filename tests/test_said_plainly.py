@@ -11,15 +11,13 @@ from django.test import Client
 from feedback.cache import forget_all
 from feedback.models import Decision
 from feedback.services import agent_set_up, decision_record, rating_submit
-from rl.charts.run_figures import overfit_words
 from rl.jobs.estimates import automatic_plan
-from rl.models import Policy, Snapshot
+from rl.models import Snapshot
 from rl.registry import service as registry
 from rl.registry.comparisons import policy_diff
 from rl.selectors import agent_cards, agent_overview
-from rl.views.next_step import guide_of, step_next
 from tests.support.api_client import person
-from tests.test_pages import make_policy, words
+from tests.test_pages import make_policy
 
 pytestmark = pytest.mark.django_db
 
@@ -51,58 +49,7 @@ def playground(client: Client, **facts: Any) -> Any:
     return client.get(f"/agents/shop/playground/?answers={row.pk}")
 
 
-@pytest.mark.parametrize(("reason", "unusable"), [("length", "cut off"), ("stop", "")])
-def test_an_answer_that_stops_at_its_limit_is_said_to_be_cut_off(
-    operator: Client, reason: str, unusable: str
-) -> None:
-    page = playground(
-        operator, response="We are sor", tokens_out=48, metadata={"serving": {"finish_reason": reason}}
-    )
-    (answer,) = page.context["answers"]
-    assert answer["unusable"].startswith(unusable)
-    assert bool(answer["unusable"]) is bool(unusable)
-
-
-def test_an_answer_outside_the_closed_set_is_said_to_be_invalid(operator: Client) -> None:
-    for number in range(40):
-        decision_record(
-            agent="shop", messages=f"question {number}", response=["billing", "returns"][number % 2]
-        )
-    forget_all()
-    (answer,) = playground(
-        operator, response="bill", metadata={"serving": {"backend": "in-process", "finish_reason": "stop"}}
-    ).context["answers"]
-    assert answer["unusable"].startswith("not valid")
-
-
-def test_a_probability_is_said_to_be_no_calibrated_one(operator: Client) -> None:
-    listed = [{"response": "billing", "probability": 1.0}, {"response": "returns", "probability": 0.0}]
-    text = words(playground(operator, response="billing", candidates=listed, propensity=1.0).text)
-    assert "not calibrated" in text
-    assert "probability 1.000" not in text
-
-
 # --- What is missing ----------------------------------------------------------------------------------------
-
-
-def test_nobody_is_told_to_wait_for_a_training_that_never_starts(settings: Any) -> None:
-    rated(12)
-    make_policy("shop")
-    Policy.objects.update(
-        stage="champion",
-        metrics={"headline": {"kind": "pairs", "value": 0.7, "low": 0.6, "high": 0.8, "n": 50}},
-    )
-    settings.ENABLE_ONLINE_LEARNING = False
-    assert "until the next training" not in step_next(card_of("shop")).words
-    settings.ENABLE_ONLINE_LEARNING = True
-    assert "until the next training" in step_next(card_of("shop")).words
-
-
-@pytest.mark.parametrize(("count", "asks"), [(3, True), (12, False)])
-def test_nobody_is_told_that_ratings_are_needed_that_are_there(count: int, asks: bool) -> None:
-    rated(count)
-    step = next(step for step in guide_of(card_of("shop")) if step.key == "rate")
-    assert ("needs" in step.effect) is asks
 
 
 # --- Agents, policies and runs ------------------------------------------------------------------------------
@@ -163,18 +110,6 @@ def test_rows_of_a_data_set_go_by_its_kind() -> None:
         policy.run.save()
         policies.append(policy)
     assert "labels, train" in policy_diff(*policies)["data"]
-
-
-@pytest.mark.parametrize(
-    ("loss", "held_out", "warned"),
-    [(1e-4, 0.47, True), (0.4, 0.47, False), (0.01, 0.05, False), (0.5, 0.9, False)],
-)
-def test_a_run_that_learnt_its_rows_by_heart_is_called_overfit(
-    loss: float, held_out: float, warned: bool
-) -> None:
-    series = {"loss": [(1, 2.0), (9, loss)], "eval_loss": [(9, held_out)]}
-    assert bool(overfit_words(series)) is warned
-    assert overfit_words({"loss": [(1, 1e-4)]}) == ""
 
 
 def test_pages_offer_buttons_and_no_commands_of_a_shell(operator: Client) -> None:

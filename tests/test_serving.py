@@ -17,7 +17,7 @@ from rl.checksums import base_hash
 from rl.models import Artifact, Policy
 from rl.serving import fallback, files
 from rl.serving.base import BackendFailed, Model
-from rl.serving.in_process import InProcess
+from rl.serving.fallback import InProcess
 from rl.serving.llama import LlamaPolicy
 from tests.support.api_client import ApiClient, error_of
 from tests.support.serving import (  # noqa: F401
@@ -312,12 +312,12 @@ def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
     from rl.gates.report import GateReport
     from rl.registry import service as registry
     from rl.registry.service import PreparationRefused
-    from rl.serving import preparation
+    from rl.serving import files
 
     def refuse(options: list[str], deadline: float) -> dict[str, Any]:
         raise PreparationRefused("no converter")
 
-    monkeypatch.setattr(preparation, "_export", refuse)
+    monkeypatch.setattr(files, "_export", refuse)
     monkeypatch.setattr(registry, "policy_judge", lambda policy, to: GateReport(to, "base", ()))
     policy = policy_made("widgets-v1", stage="candidate")
     with pytest.raises(registry.RegistryRefused, match=r"stays candidate: .*no converter"):

@@ -21,7 +21,7 @@ from rl.registry import service as registry
 from rl.registry.checklist import gate_checklists
 from rl.registry.incumbents import incumbent_sync
 from rl.selectors import AgentCard, agent_cards, run_eta_s
-from rl.views.next_step import GUIDE, guide_of
+from rl.views.next_step import guide_of
 from tests.support.api_client import person
 from tests.support.evaluations import judged
 from tests.test_held_out_answers import answered
@@ -102,14 +102,6 @@ def test_the_way_to_go_is_told_by_the_training_alone_not_by_what_came_before_it(
     assert run_eta_s(run) == pytest.approx(80, abs=5)
 
 
-def test_the_reason_for_a_method_is_said_without_who_took_it() -> None:
-    run = make_run("shop")
-    run.result = {"why": "auto took sft: 51 responses that people wrote"}
-    assert run.method_reason == "51 responses that people wrote"
-    run.result = {"why": "sft was asked for"}
-    assert run.method_reason == ""
-
-
 # --- The page -----------------------------------------------------------------------------------------------
 
 
@@ -141,14 +133,6 @@ def test_an_earlier_step_can_be_looked_at_and_a_later_one_cannot(operator: Clien
     rated(10)
     assert operator.get("/start/?agent=shop&step=connect").context["shown"].key == "connect"
     assert operator.get("/start/?agent=shop&step=promote").context["shown"].key == "train"
-
-
-@pytest.mark.parametrize("key", [step[0] for step in GUIDE])
-def test_every_step_says_what_happens_next(key: str) -> None:
-    step = next(step for step in guide_of(None) if step.key == key)
-    assert step.effect.endswith(".")
-    assert "{" not in step.effect
-    assert step.takes
 
 
 # --- Bringing decisions -------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from feedback.erasure.service import unit_forget
 from feedback.models import Decision, Rating, Suggestion
 from feedback.rating.suggestions import suggestion_counts, suggestion_of, suggestions_record
 from feedback.services import decision_record, rating_submit
+from rl.jobs.label import label_model_summary
 from rl.models import LabelRun
-from tests.support.api_client import ApiClient, person
+from tests.support.api_client import person
 
 pytestmark = pytest.mark.django_db
 
@@ -124,7 +125,7 @@ def test_forgetting_a_unit_takes_its_suggestions() -> None:
     assert Suggestion.objects.count() == 0
 
 
-def test_the_share_accepted_is_shown_by_page_and_api(rater: Client) -> None:
+def test_the_share_accepted_is_shown_by_the_page(rater: Client) -> None:
     rows = [decide(number) for number in range(5)]
     suggestions_record({row.pk: 0.9 for row in rows}, "support-labels-1")
     LabelRun.objects.create(
@@ -133,7 +134,7 @@ def test_the_share_accepted_is_shown_by_page_and_api(rater: Client) -> None:
     )  # fmt: skip
     for row, verdict in zip(rows, ("accept-up", "accept-up", "up", "down"), strict=False):
         press(rater, row, verdict)
-    found = ApiClient("read").get("/api/suggestions/support/").json()
+    found = label_model_summary("support")
     assert [found[name] for name in ("open", "accepted", "agreed", "overruled")] == [1, 2, 1, 1]
     assert (found["accepted_share"]["value"], found["accepted_share"]["n"]) == (0.5, 4)
     assert found["right_share"]["value"] == 0.75
@@ -141,9 +142,3 @@ def test_the_share_accepted_is_shown_by_page_and_api(rater: Client) -> None:
     for said in ("Suggested ratings", "50.0", "of 4 settled", "calibration error 0.040", 'cx="180.0" cy="24.0"',
                  "none was trained"):  # fmt: skip
         assert said in html, said
-
-
-def test_the_api_needs_the_scope_and_answers_for_an_agent_without_any() -> None:
-    assert ApiClient("rate").get("/api/suggestions/support/").status_code == 403
-    found = ApiClient("read").get("/api/suggestions/support/").json()
-    assert (found["figures"], found["accepted_share"], found["ratings"]) == (None, None, 0)

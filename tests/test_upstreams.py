@@ -18,13 +18,16 @@ from feedback.accounts.roles import role_give
 from rl.models import Policy, PolicyEvent, Upstream
 from rl.registry.service import champion_of, policy_promote, policy_rollback
 from rl.serving.upstream_test import upstream_test
-from rl.upstreams.hosted import hosted_policy_create
-from rl.upstreams.keys import KEY_FILE, UpstreamKeyMissing, key_env_fault, upstream_key
-from rl.upstreams.service import (
+from rl.upstreams import (
+    KEY_FILE,
+    UpstreamKeyMissing,
     UpstreamRefused,
+    hosted_policy_create,
+    key_env_fault,
     upstream_add,
     upstream_change,
     upstream_get,
+    upstream_key,
     upstream_remove,
     upstream_represent,
     url_fault,
@@ -256,7 +259,7 @@ def test_the_same_model_and_parameters_are_one_policy() -> None:
 def test_of_two_policies_at_once_each_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = upstream_add(VALUES)
     names = iter(["support-bot-gpt-5-mini", "support-bot-gpt-5-mini", "support-bot-gpt-5-mini.2"])
-    monkeypatch.setattr("rl.upstreams.hosted.policy_name_free", lambda name: next(names))
+    monkeypatch.setattr("rl.upstreams.policy_name_free", lambda name: next(names))
     hosted_policy_create("support-bot", upstream, actor="ada")
     other = hosted_policy_create("support-bot", upstream, parameters={"seed": 1}, actor="ada")
     assert other.name == "support-bot-gpt-5-mini.2"

@@ -15,7 +15,7 @@ from feedback.models import Decision
 from rl.models import Policy, ServingSettings, Upstream
 from rl.serving import endpoint
 from rl.serving.gateway import recorder
-from rl.upstreams.service import upstream_add
+from rl.upstreams import upstream_add
 from tests.support.hosted import FORMAT, HELLO
 from tests.support.llama_server import llama_server
 from tests.support.serving import openai_client  # noqa: F401

@@ -55,12 +55,18 @@ class RequestRefused(exceptions.APIException):
         message: str,
         *,
         code: str = "invalid",
-        status: int = 400,
+        status: int | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> None:
+        """status: by default that of the code."""
         super().__init__(message, code)
-        self.status_code = status
+        self.status_code = status or STATUSES[code]
         self.fields = dict(fields or {})
+
+
+def not_found(message: str, field: str) -> RequestRefused:
+    """404 for what a field of the request names."""
+    return RequestRefused(message, code="not_found", fields={field: "does not exist"})
 
 
 def error_body(code: str, message: str, fields: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -91,9 +97,9 @@ def _sendable(text: str) -> str:
 
 
 def refusal_of(error: Exception) -> tuple[int, dict[str, Any]] | None:
-    """Status and body of a service's refusal: an error that has a code of STATUSES and faults per field."""
-    code, fields = getattr(error, "code", None), getattr(error, "fields", None)
-    if not isinstance(error, ValueError) or code not in STATUSES or not isinstance(fields, dict):
+    """Status and body of a service's refusal: an error with a code of STATUSES, and perhaps faults per field."""
+    code, fields = getattr(error, "code", None), getattr(error, "fields", {})
+    if not isinstance(error, ValueError) or code not in STATUSES:
         return None
     return STATUSES[code], error_body(code, str(error), fields)
 

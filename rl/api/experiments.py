@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from backend.bodies import Answer, Query, Time
-from backend.rest.errors import RequestRefused
+from backend.rest.errors import not_found
 from backend.rest.pages import page_of
 from backend.rest.reading import query_read
 from backend.rest.schema import Page, describe, of_path
@@ -17,7 +17,7 @@ from backend.rest.views import ApiView
 from feedback.storage.fields import OneOf
 from rl.api.loop import AgentPageQuery
 from rl.experiments.results import results_cached, results_represent
-from rl.experiments.traffic import ExperimentRefused, experiments_with_arms
+from rl.experiments.traffic import experiments_with_arms
 from rl.models import Experiment as ExperimentRow
 from rl.statistics.intervals import Interval
 
@@ -180,13 +180,8 @@ class ExperimentResults(ApiView):
         query_read(Query, request)
         found = experiments_with_arms().filter(pk=pk).first() if pk < 2**63 else None
         if found is None:
-            raise RequestRefused(
-                f"no experiment {pk}", code="not_found", status=404, fields={"id": "does not exist"}
-            )
-        try:
-            return Response(ResultsShown.of(results_represent(results_cached(found))))
-        except ExperimentRefused as refusal:
-            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
+            raise not_found(f"no experiment {pk}", "id")
+        return Response(ResultsShown.of(results_represent(results_cached(found))))
 
 
 def experiment_represent(experiment: ExperimentRow) -> dict[str, Any]:

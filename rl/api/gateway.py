@@ -7,24 +7,34 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.crypto import salted_hmac
 from drf_spectacular.utils import extend_schema
+from pydantic import BaseModel, ConfigDict, Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.bodies import Query
+from backend.bodies import Query, Sent
 from backend.rest.access import grant_of
-from backend.rest.errors import exception_handler, openai_answer, openai_body
-from backend.rest.reading import query_read
+from backend.rest.errors import RequestRefused, exception_handler, openai_answer, openai_body
+from backend.rest.reading import body_read, query_read
+from backend.rest.schema import describe
 from backend.rest.views import ApiView
-from rl.agents import AGENTS
+from feedback.api.bodies import DecisionFound
+from feedback.models import Decision
+from feedback.recording.recorder import Storage
+from feedback.selectors import decision_get
+from feedback.storage.factories import decision_build
+from feedback.storage.fields import Name, SentId, ShapedAs, Share, Slug, Text
+from rl.agents import AGENTS, get_agent
+from rl.agents.base import Agent
 from rl.serving import metrics
 from rl.serving.base import BackendFailed, Extras, Piece, ServingRefused
 from rl.serving.chat_request import ChatRequest, chat_request
+from rl.serving.decide import MAX_CANDIDATES, ORDER, DecideOrder, action_of, decide, order_checked, order_hash
 from rl.serving.dialects import from_anthropic, from_responses
 from rl.serving.fallback import NobodyAnswers
 from rl.serving.gateway import (
@@ -60,18 +70,22 @@ def _refusal(error: Exception, context: dict[str, Any]) -> Response:
     if isinstance(error, ServingRefused):
         status = STATUSES.get(type(error), 400)
         return Response(openai_body(status, str(error), param=error.param, code=error.code), status=status)
+    if isinstance(error, NobodyAnswers) and error.malformed:
+        return Response(openai_body(502, str(error), code="bad_upstream_answer"), status=502)
     if isinstance(error, (NobodyAnswers, RecordingImpossible)):
-        wait = max(1, math.ceil(error.retry_after_s))
-        if isinstance(error, NobodyAnswers) and error.malformed:
-            return Response(openai_body(502, str(error), code="bad_upstream_answer"), status=502)
-        what = "no model can answer now" if isinstance(error, NobodyAnswers) else "no policy can answer"
-        message = f"{what}: {error}; try again in {wait} s"
-        return Response(
-            openai_body(503, message, code="unavailable"), status=503, headers={"Retry-After": str(wait)}
-        )
+        error = Unavailable(error)
     response = exception_handler(error, context)
     response.data = openai_answer(response.status_code, response.data)
     return response
+
+
+class Unavailable(RequestRefused):
+    """No model answers now, or no decision can be recorded."""
+
+    def __init__(self, error: NobodyAnswers | RecordingImpossible) -> None:
+        self.wait = max(1, math.ceil(error.retry_after_s))
+        what = "no model can answer now" if isinstance(error, NobodyAnswers) else "no policy can answer"
+        super().__init__(f"{what}: {error}; try again in {self.wait} s", code="unavailable", status=503)
 
 
 @extend_schema(exclude=True)
@@ -306,3 +320,134 @@ class ModelOne(OpenAIView):
 
 def _model_represent(found: ListedModel) -> dict[str, Any]:
     return {"id": found.id, "object": "model", "created": found.created, "owned_by": found.owner}
+
+
+# --- POST /api/decide/ -----------------------------------------------------------------------------------------
+
+
+class SentCandidate(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    response: Annotated[str, Field(min_length=1)]
+    score: Share | None = None
+
+
+class SentTurn(BaseModel):
+    """One message of a chat."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Any] | None = None
+    """A text, or a list of text parts. An answer may be a refusal, calls, or nothing."""
+
+
+class DecideSent(Sent):
+    agent: Slug
+    state: Any = None
+    """What the agent decides about; its keys are the agent's own."""
+    messages: Annotated[Any, ShapedAs(Text | Annotated[list[SentTurn], Field(min_length=1)])] = None
+    """Chat messages instead of a state."""
+    candidates: (
+        Annotated[
+            list[Any],
+            ShapedAs(
+                Annotated[
+                    list[Annotated[str, Field(min_length=1)] | SentCandidate],
+                    Field(min_length=1, max_length=MAX_CANDIDATES),
+                ]
+            ),
+        ]
+        | None
+    ) = None
+    """Responses to choose among, all different; default: those the agent finds in the state."""
+    unit: Name = ""
+    """User or session that is assigned to an arm and stays there."""
+    run_id: Name = ""
+    metadata: dict[str, Any] = {}
+    id: SentId | None = None
+
+
+class DecisionMade(DecisionFound):  # type: ignore[misc, valid-type]
+    action: dict[str, Any] | None
+    """Parsed response; null if it is not valid for the agent."""
+    stored: bool
+    """false: not in the database yet."""
+    recorded: bool
+    """false: neither the database nor the disk could store it (`GATEWAY_WITHOUT_RECORDING`)."""
+
+
+class Decide(ApiView):
+    scopes = {"POST": "ingest"}
+
+    @describe(
+        "Decide: assign, answer, record",
+        {
+            201: ("The decision", DecisionMade),
+            200: ("Decided before: the result of the same id", DecisionMade),
+        },
+        body=DecideSent,
+        refusals=(404, 409),
+        tag="decisions",
+        operation="decisions_decide",
+        description="With candidates, sent or found in the state, one is sampled and the whole "
+        "distribution is recorded; otherwise the answer is generated as text. Give `state` or "
+        "`messages`.",
+    )
+    def post(self, request: Request) -> Response:
+        order = _order(body_read(DecideSent, request.data))
+        agent = get_agent(order.agent)
+        if order.id is not None and (before := decision_get(order.id)) is not None:
+            _check_request(agent, order)
+            if before.agent != order.agent or _order_of(before) not in (None, order_hash(order)):
+                raise RequestRefused(
+                    f"the id {order.id} was used before with a different body; send a new id",
+                    code="conflict",
+                    fields={"id": "already used for another write"},
+                )
+            action = action_of(agent, before.response, before.state)
+            return Response(DecisionMade.of(before, action=action, stored=True, recorded=True))
+        try:
+            decision = decide(order)
+        except ServingRefused as refusal:
+            raise _decide_refusal(refusal) from refusal
+        except (NobodyAnswers, RecordingImpossible) as error:
+            raise Unavailable(error) from error
+        body = DecisionMade.of(
+            decision_build(**decision.facts, reserved=True),
+            action=decision.action,
+            stored=decision.storage is Storage.DATABASE,
+            recorded=decision.recorded,
+        )
+        return Response(body, status=201, headers={} if decision.recorded else {RECORDED_HEADER: "no"})
+
+
+def _check_request(agent: Agent, order: DecideOrder) -> None:
+    try:
+        order_checked(agent, order)
+    except ServingRefused as refusal:
+        raise _decide_refusal(refusal) from refusal
+
+
+def _decide_refusal(refusal: ServingRefused) -> RequestRefused:
+    field = refusal.param.partition("[")[0] or "agent"
+    status = 404 if isinstance(refusal, ModelUnknown) else 400
+    return RequestRefused(str(refusal), status=status, fields={field: str(refusal)})
+
+
+def _order_of(decision: Decision) -> str | None:
+    """The hash of the order a decision was made for; None where it was recorded before these were kept.
+
+    What was not decided here at all was no order, and has the hash of none.
+    """
+    serving = decision.metadata.get("serving")
+    order_digest = serving.get(ORDER) if isinstance(serving, dict) else None
+    return order_digest if isinstance(order_digest, str) or decision.source == "decide" else ""
+
+
+def _order(sent: DecideSent) -> DecideOrder:
+    if not sent.model_fields_set & {"state", "messages"}:
+        raise RequestRefused(
+            "expected state or messages", fields={"state": "required where there are no messages"}
+        )
+    return DecideOrder(**dict(sent))

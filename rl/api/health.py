@@ -26,9 +26,8 @@ from rl.serving import metrics
 from rl.serving.base import BASE, BackendFailed, Model
 from rl.serving.endpoint import EndpointBackend
 from rl.serving.fallback import backends, upstream_backend
-from rl.serving.files import files_of
+from rl.serving.files import endpoint_of, files_of
 from rl.serving.gateway import recorder, refuses
-from rl.serving.preparation import endpoint_of
 
 logger = logging.getLogger("rl.health")
 database_outage, queue_outage = OutageLog(logger), OutageLog(logger)

@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from backend.bodies import Answer, Query, Sent, Time
 from backend.rest.access import grant_of
-from backend.rest.errors import RequestRefused
+from backend.rest.errors import not_found
 from backend.rest.pages import page_of
 from backend.rest.reading import body_read, query_read
 from backend.rest.schema import Page, describe, of_path
@@ -29,7 +29,6 @@ from rl.registry.judging import (
     round_represent,
     round_stop,
 )
-from rl.registry.service import RegistryRefused
 from rl.statistics.intervals import Interval
 
 ROUND = of_path("id", {"type": "integer"}, "The judging round")
@@ -124,11 +123,9 @@ class JudgingRounds(ApiView):
     )
     def post(self, request: Request) -> Response:
         sent = body_read(JudgingRoundSent, request.data)
-        policy = policy_lookup(sent.policy)
-        try:
-            judging = round_create(policy, against=sent.against, actor=grant_of(request).holder)
-        except (JudgingRefused, RegistryRefused) as refusal:
-            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
+        judging = round_create(
+            policy_lookup(sent.policy), against=sent.against, actor=grant_of(request).holder
+        )
         round_dispatch(judging)
         return Response(round_represent(judging), status=202)
 
@@ -163,11 +160,7 @@ class JudgingStop(ApiView):
     )
     def post(self, request: Request, pk: int) -> Response:
         body_read(Sent, request.data or {})
-        judging = _round(pk)
-        try:
-            return Response(round_represent(round_stop(judging, actor=grant_of(request).holder)))
-        except JudgingRefused as refusal:
-            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
+        return Response(round_represent(round_stop(_round(pk), actor=grant_of(request).holder)))
 
 
 class JudgingPairs(ApiView):
@@ -210,13 +203,8 @@ class JudgingPairs(ApiView):
         rater = rater_of(request, {})
         shown = pair_get(judging, str(sent.pair), rater)
         if shown is None:
-            raise RequestRefused(
-                "no such pair in this round", code="not_found", status=404, fields={"pair": "does not exist"}
-            )
-        try:
-            judgement_submit(shown.pair, rater, sent.preference)
-        except JudgingRefused as refusal:
-            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
+            raise not_found("no such pair in this round", "pair")
+        judgement_submit(shown.pair, rater, sent.preference)
         judging.refresh_from_db()
         return Response(JudgementStored.of(sent, status=judging.status), status=201)
 
@@ -225,6 +213,4 @@ def _round(pk: int) -> RoundRow:
     try:
         return round_get(pk)
     except JudgingRefused as refusal:
-        raise RequestRefused(
-            str(refusal), code="not_found", status=404, fields={"id": "does not exist"}
-        ) from refusal
+        raise not_found(str(refusal), "id") from refusal

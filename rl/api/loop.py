@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from backend.bodies import Answer, Query, Sent, Time
 from backend.rest.access import grant_of
-from backend.rest.errors import RequestRefused
+from backend.rest.errors import RequestRefused, not_found
 from backend.rest.pages import PageQuery, page_of
 from backend.rest.reading import body_read, query_read
 from backend.rest.schema import Page, describe, of_path
@@ -27,7 +27,6 @@ from rl.api.training import (
     Run,
     agent_checked,
     base_model_named,
-    orders_refused,
     run_accepted,
     run_lookup,
     run_represent,
@@ -38,12 +37,10 @@ from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic, order_place
 from rl.models import Policy as PolicyRow
 from rl.models import TrainingRun
-from rl.models.runs import RunRefused
 from rl.online.learner import OnlineLearner
 from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict
 from rl.registry.incumbents import incumbent_sync, incumbents_sync
-from rl.registry.integrity import verify
 
 NAME = of_path("name", {"type": "string"}, "The policy's name, such as widgets-v480")
 
@@ -139,25 +136,6 @@ class RunSent(Sent):
     """A folder, a hub name, a GGUF file, ollama:NAME, package:NAME, smollm2 or bundled; default: the agent's."""
 
 
-class Finding(Answer):
-    what: str
-    kind: str
-    path: str
-    state: str
-    expected: str
-    found: str
-    remedy: str
-
-
-class Verification(Answer):
-    checked: int
-    whole: int
-    damaged: int
-    missing: int
-    unrecorded: int
-    findings: list[Finding]
-
-
 class LearnerRun(Answer):
     id: int
     status: str
@@ -224,31 +202,10 @@ class Promote(ApiView):
         sent = body_read(PromotionSent, request.data)
         policy = policy_lookup(name)
         incumbent_sync(policy.agent)
-        try:
-            moved = registry.policy_promote(
-                policy, sent.to, actor=grant_of(request).holder, reason=sent.reason, force=sent.force
-            )
-        except registry.RegistryRefused as refusal:
-            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
+        moved = registry.policy_promote(
+            policy, sent.to, actor=grant_of(request).holder, reason=sent.reason, force=sent.force
+        )
         return Response(policy_represent(moved))
-
-
-class Verify(ApiView):
-    scopes = {"POST": "operate"}
-
-    @describe(
-        "Compare a policy's files with their recorded SHA-256",
-        {200: ("Files compared, damaged and missing", Verification)},
-        parameters=(NAME,),
-        refusals=(404,),
-        tag="policies",
-        operation="policies_verify",
-        description="Adapter and exported files. A damaged file is reported with both hashes and the "
-        "remedy, and a notification is sent.",
-    )
-    def post(self, request: Request, name: str) -> Response:
-        body_read(Sent, request.data or {})
-        return Response(verify([policy_lookup(name)]))
 
 
 class Evaluated(ApiView):
@@ -269,11 +226,8 @@ class Evaluated(ApiView):
         if compare and compare not in (known := opponents(policy)):
             fault = f"expected one of {', '.join(known)}"
             raise RequestRefused(f"compare: {fault}", fields={"compare": fault})
-        try:
-            run = policy_job_place(policy, "judge", compare=compare)
-        except RunRefused as refusal:
-            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
-        return Response(run_represent(run), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
+        run = policy_job_place(policy, "judge", compare=compare)
+        return run_accepted(run)
 
 
 class Rollback(ApiView):
@@ -292,13 +246,8 @@ class Rollback(ApiView):
         sent = body_read(RollbackSent, request.data)
         policy = policy_lookup(name)
         if policy.stage != PolicyRow.Stage.CHAMPION:
-            raise RequestRefused(
-                f"{name} is {policy.stage}; only a champion is rolled back", code="conflict", status=409
-            )
-        try:
-            back = registry.policy_rollback(policy.agent, actor=grant_of(request).holder, reason=sent.reason)
-        except registry.RegistryRefused as refusal:
-            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
+            raise RequestRefused(f"{name} is {policy.stage}; only a champion is rolled back", code="conflict")
+        back = registry.policy_rollback(policy.agent, actor=grant_of(request).holder, reason=sent.reason)
         return Response(policy_represent(back))
 
 
@@ -329,16 +278,15 @@ class Runs(ApiView):
     )
     def post(self, request: Request) -> Response:
         sent = body_read(RunSent, request.data)
-        with orders_refused():
-            order = order_automatic(
-                sent.agent,
-                sent.method,
-                config=sent.config or None,
-                knobs=sent.knobs,
-                base_model=base_model_named(sent.base_model),
-                actor=grant_of(request).holder,
-            )
-            return run_accepted(order_place(order))
+        order = order_automatic(
+            sent.agent,
+            sent.method,
+            config=sent.config or None,
+            knobs=sent.knobs,
+            base_model=base_model_named(sent.base_model),
+            actor=grant_of(request).holder,
+        )
+        return run_accepted(order_place(order))
 
 
 class Cancel(ApiView):
@@ -353,11 +301,8 @@ class Cancel(ApiView):
         operation="runs_cancel",
     )
     def post(self, request: Request, pk: int) -> Response:
-        run = run_lookup(pk)
-        try:
-            return Response(run_represent(lifecycle.run_cancel(run, actor=grant_of(request).holder)))
-        except RunRefused as refusal:
-            raise RequestRefused(str(refusal), code="conflict", status=409) from refusal
+        cancelled = lifecycle.run_cancel(run_lookup(pk), actor=grant_of(request).holder)
+        return Response(run_represent(cancelled))
 
 
 class Online(ApiView):
@@ -378,12 +323,7 @@ class Online(ApiView):
 def policy_lookup(name: str) -> PolicyRow:
     found = PolicyRow.objects.filter(name=name).first() if re.fullmatch(r"[\w.-]{1,200}", name) else None
     if found is None:
-        raise RequestRefused(
-            f"no policy is named {name[:80]!r}",
-            code="not_found",
-            status=404,
-            fields={"name": "does not exist"},
-        )
+        raise not_found(f"no policy is named {name[:80]!r}", "name")
     return found
 
 

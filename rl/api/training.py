@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, RootModel
@@ -14,24 +12,23 @@ from rest_framework.response import Response
 from backend.bodies import Answer, CamelAnswer, CamelSent, Query, Time
 from backend.installation import PROGRAM
 from backend.rest.access import grant_of
-from backend.rest.errors import RequestRefused
+from backend.rest.errors import RequestRefused, not_found
 from backend.rest.reading import body_read, query_read
 from backend.rest.schema import describe, of_path
 from backend.rest.views import ApiView
 from feedback.selectors import SLUG_PATTERN
 from feedback.storage.fields import WHOLE, OneOf, Storable
-from rl.base_models.service import base_model_resolve
+from rl.base_models.service import addition_of, agent_base_model, base_model_resolve, base_model_set
 from rl.base_models.sources import SourceRefused
-from rl.datasets import DatasetRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.datasets.stats import score_summaries
 from rl.gates.headlines import share_of
+from rl.jobs.base_models import base_model_add_dispatch
 from rl.jobs.estimates import OrderEstimate, order_automatic, order_estimate, order_place
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import RLHF
 from rl.jobs.stages import stages_of
 from rl.models import Policy, TrainingRun
-from rl.recipes import RecipeError
 from rl.recipes.methods import METHODS, dataset_kind, method_named
 from rl.reward_models.specs import reward_model_of
 from rl.selectors import run_get, run_series
@@ -279,18 +276,16 @@ class TrainPolicy(ApiView):
     )
     def post(self, request: Request, agent: str) -> Response:
         sent = body_read(TrainingSent, request.data)
-        with orders_refused():
-            order = order_automatic(
-                agent_checked(agent),
-                sent.method,
-                knobs=sent.knobs,
-                base_model=base_model_named(sent.base_model),
-                actor=grant_of(request).holder,
-            )
-            if sent.dry_run:
-                return Response(_plan(order, order_estimate(order)))
-            run = order_place(order, follow=method_named(order.method).policy)
-        return run_accepted(run, RunQueued)
+        order = order_automatic(
+            agent_checked(agent),
+            sent.method,
+            knobs=sent.knobs,
+            base_model=base_model_named(sent.base_model),
+            actor=grant_of(request).holder,
+        )
+        if sent.dry_run:
+            return Response(_plan(order, order_estimate(order)))
+        return run_accepted(order_place(order, follow=method_named(order.method).policy), RunQueued)
 
 
 class RunOne(ApiView):
@@ -364,15 +359,6 @@ def _plan(order: TrainOrder, estimate: OrderEstimate) -> dict[str, Any]:
     )
 
 
-@contextmanager
-def orders_refused() -> Iterator[None]:
-    """Inside, an order that cannot be carried out is answered in its own words."""
-    try:
-        yield
-    except (DatasetRefused, RecipeError) as refusal:
-        raise RequestRefused(str(refusal)) from refusal
-
-
 def run_accepted(run: TrainingRun, kind: type[Run] = Run) -> Response:
     """202 with the run that was queued, and where it is."""
     return Response(run_represent(run, kind), status=202, headers={"Location": f"/api/runs/{run.pk}/"})
@@ -382,7 +368,7 @@ def run_lookup(pk: int) -> TrainingRun:
     """The run, or 404."""
     run = run_get(pk) if pk < 2**63 else None  # SQLite and PostgreSQL have no larger keys
     if run is None:
-        raise RequestRefused(f"no run {pk}", code="not_found", status=404, fields={"id": "does not exist"})
+        raise not_found(f"no run {pk}", "id")
     return run
 
 
@@ -431,3 +417,65 @@ def _reward(policy: Policy) -> dict[str, float | None]:
 
 def _version(policy: Policy) -> str:
     return policy.name.removeprefix(f"{policy.agent}-")
+
+
+# --- Base model of an agent ------------------------------------------------------------------------------------
+
+
+class AgentBaseSent(CamelSent):
+    base_model: BaseModelName
+    """A folder, a hub name, a GGUF file, ollama:NAME, package:NAME, smollm2 or bundled; empty removes the setting."""
+
+
+class AgentBaseShown(CamelAnswer):
+    agent: str
+    base_model: str
+    """As `--model` takes it."""
+    path: str
+    """Folder or hub name; empty while it is not added yet."""
+    origin: str
+    """Who named it."""
+    adding: str
+    """What the worker that adds it does now; empty where none does."""
+
+
+class AgentBaseModel(ApiView):
+    scopes = {"GET": "read", "POST": "operate"}
+
+    @describe(
+        "Read an agent's base model",
+        {200: ("The base model that is trained next, and who named it", AgentBaseShown)},
+        parameters=(AGENT,),
+        tag="policies",
+        operation="agent_base_read",
+    )
+    def get(self, request: Request, agent: str) -> Response:
+        query_read(Query, request)
+        return Response(_represent(agent_checked(agent)))
+
+    @describe(
+        "Set an agent's base model",
+        {200: ("The base model; one that was not added yet is added by a worker", AgentBaseShown)},
+        body=AgentBaseSent,
+        parameters=(AGENT,),
+        tag="policies",
+        operation="agent_base_set",
+    )
+    def post(self, request: Request, agent: str) -> Response:
+        sent = body_read(AgentBaseSent, request.data)
+        slug = agent_checked(agent)
+        try:
+            found = base_model_set(slug, sent.base_model)
+        except SourceRefused as refusal:
+            raise RequestRefused(f"baseModel: {refusal}", fields={"baseModel": str(refusal)}) from refusal
+        if not found.is_ready:
+            base_model_add_dispatch(found.name)
+        return Response(_represent(slug))
+
+
+def _represent(agent: str) -> dict[str, object]:
+    found = agent_base_model(agent)
+    addition = addition_of(found.name)
+    return AgentBaseShown.of(
+        found, agent=agent, base_model=found.name, adding=addition.words if addition else ""
+    )

@@ -16,7 +16,7 @@ from backend.rest.views import ApiView
 from feedback.storage.fields import WHOLE, OneOf, Storable
 from rl.models import Upstream as UpstreamRow
 from rl.serving.upstream_test import upstream_test
-from rl.upstreams.service import (
+from rl.upstreams import (
     RANGES,
     upstream_add,
     upstream_change,

@@ -1,30 +1,25 @@
-"""Addresses of the REST API of rl, below /api/."""
+"""Addresses of rl: the REST API below /api/, the gateway below /v1/, and who watches the program."""
 
 from __future__ import annotations
 
-from django.urls import path
+from django.urls import include, path
 
-from rl.api.base_models import AgentBaseModel
-from rl.api.benchmarks import Benchmarks
-from rl.api.decide import Decide
 from rl.api.experiments import ExperimentResults, Experiments
+from rl.api.gateway import ChatCompletions, Decide, MessagesCreate, ModelOne, Models, ResponsesCreate
+from rl.api.health import Metrics, healthz, readyz
 from rl.api.judging import JudgingPairs, JudgingRoundOne, JudgingRounds, JudgingStop
-from rl.api.labels import Suggestions
-from rl.api.loop import Cancel, Evaluated, Online, Promote, Registry, Rollback, Runs, Verify
-from rl.api.reward_models import RewardModels
-from rl.api.rewards import CalculatePending
-from rl.api.training import Policies, RunOne, TrainPolicy
+from rl.api.loop import Cancel, Evaluated, Online, Promote, Registry, Rollback, Runs
+from rl.api.rewards import CalculatePending, RewardModels
+from rl.api.training import AgentBaseModel, Policies, RunOne, TrainPolicy
 from rl.api.upstreams import UpstreamOne, Upstreams, UpstreamTested
 
-urlpatterns = [
+API = [
     path("agents/<str:agent>/base-model/", AgentBaseModel.as_view(), name="api-agent-base-model"),
     path("decide/", Decide.as_view(), name="api-decide"),
     path("policies/train_policy/<str:agent>", TrainPolicy.as_view(), name="api-train-policy"),
     path("policies/<str:agent>", Policies.as_view(), name="api-policies"),
     path("policies/", Registry.as_view(), name="api-registry"),
     path("policies/<str:name>/promote/", Promote.as_view(), name="api-promote"),
-    path("policies/<str:name>/verify/", Verify.as_view(), name="api-verify"),
-    path("policies/<str:name>/benchmarks/", Benchmarks.as_view(), name="api-benchmarks"),
     path("policies/<str:name>/evaluate/", Evaluated.as_view(), name="api-evaluate"),
     path("policies/<str:name>/rollback/", Rollback.as_view(), name="api-rollback"),
     path("experiments/", Experiments.as_view(), name="api-experiments"),
@@ -37,10 +32,25 @@ urlpatterns = [
     path("runs/", Runs.as_view(), name="api-runs"),
     path("runs/<int:pk>/cancel/", Cancel.as_view(), name="api-run-cancel"),
     path("online/<str:agent>/", Online.as_view(), name="api-online"),
-    path("suggestions/<str:agent>/", Suggestions.as_view(), name="api-suggestions"),
     path("training/calculate-pending", CalculatePending.as_view(), name="api-calculate-pending"),
     path("upstreams/", Upstreams.as_view(), name="api-upstreams"),
     path("upstreams/<str:name>/", UpstreamOne.as_view(), name="api-upstream"),
     path("upstreams/<str:name>/test/", UpstreamTested.as_view(), name="api-upstream-test"),
     path("runs/<int:pk>/", RunOne.as_view(), name="api-run"),
+]
+
+GATEWAY = [
+    path("chat/completions", ChatCompletions.as_view(), name="v1-chat-completions"),
+    path("responses", ResponsesCreate.as_view(), name="v1-responses"),
+    path("messages", MessagesCreate.as_view(), name="v1-messages"),
+    path("models", Models.as_view(), name="v1-models"),
+    path("models/<path:name>", ModelOne.as_view(), name="v1-model"),
+]
+
+urlpatterns = [
+    path("api/", include(API)),
+    path("v1/", include(GATEWAY)),
+    path("healthz", healthz, name="healthz"),
+    path("readyz", readyz, name="readyz"),
+    path("metrics", Metrics.as_view(), name="metrics"),
 ]

@@ -21,6 +21,8 @@ from rl.models import Snapshot
 class DatasetRefused(ValueError):
     """The dataset cannot be made or read."""
 
+    code = "invalid"
+
 
 class DatasetTooSmall(DatasetRefused):
     """There are fewer rows than required."""

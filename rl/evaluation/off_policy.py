@@ -27,7 +27,7 @@ from rl.datasets.rows import recorded_prompts
 from rl.datasets.splits import splits_store
 from rl.models import RewardRecord, RewardSettings, ServingSettings
 from rl.rewards.horizons import outcomes_parsed
-from rl.serving.candidate_selection import choice_probabilities
+from rl.serving.linear import choice_probabilities
 from rl.statistics import Difference
 from rl.statistics.offpolicy import (
     MIN_DECISIONS,

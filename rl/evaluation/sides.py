@@ -39,9 +39,8 @@ from rl.rewards.catalogue import LEARNED_REWARD, MODEL, rewards_named
 from rl.rewards.rows import Row, rows_rewarded
 from rl.serving.base import BASE, Answer, Ask, BackendFailed, Endpoint, Model, ServingRefused
 from rl.serving.fallback import upstream_backend
-from rl.serving.files import base_file
+from rl.serving.files import base_file, model_of
 from rl.serving.llama import LlamaPolicy
-from rl.serving.preparation import model_of
 from rl.serving.routing import serving_settings
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl.charts.forest import Forest, ForestLine, forest_of
+from rl.charts.intervals import Forest, ForestLine, forest_of
 from rl.experiments.results import ArmResult, Results, SliceResult, experiment_verdict
 from rl.experiments.verdicts import ArmEffect, GuardrailResult
 from rl.recipes.experiment_metrics import Metric, metric_of

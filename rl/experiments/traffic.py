@@ -42,6 +42,8 @@ ANSWERING = (Stage.CHALLENGER, Stage.CHAMPION)
 class ExperimentRefused(ValueError):
     """An experiment cannot be created, started or changed; the message says why and what to do."""
 
+    code = "conflict"
+
 
 # --- Who answers --------------------------------------------------------------------------------------------
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from rl.export.artifact import ExportedFile, ExportRefused, ExportResult, sha256_file
+from rl.linear.model import WEIGHTS, LinearPolicy, LinearPolicyError
 
 ADAPTER, LINEAR = "adapter", "linear"
 
-OPTIONS = ("quantization", "model_name", "system_prompt", "llama_cpp_path", "prompts")
+OPTIONS = ("quantization", "model_name", "system_prompt", "prompts")
 """Keyword arguments that a writer may take beside `progress`; `prompts` are the agent's held-out prompts."""
 
 
@@ -37,11 +43,11 @@ EXPORTERS: dict[str, Exporter] = {
     for exporter in (
         Exporter(
             "merged",
-            "rl.export.merged_model:export_merged",
+            "rl.export.hugging_face:export_merged",
             "a Hugging Face folder with the adapter merged in",
             options=("prompts",),
         ),
-        Exporter("lora", "rl.export.lora:export_lora", "the adapter's folder, for PEFT"),
+        Exporter("lora", "rl.export.hugging_face:export_lora", "the adapter's folder, for PEFT"),
         Exporter("onnx", "rl.export.onnx:export_onnx", "an ONNX folder in float32", options=("prompts",)),
         Exporter(
             "gguf",
@@ -58,7 +64,7 @@ EXPORTERS: dict[str, Exporter] = {
         ),
         Exporter(
             "linear",
-            "rl.export.linear:export_linear",
+            "rl.export.exporters:export_linear",
             "a linear policy's own JSON",
             policy_kind=LINEAR,
             names_file=True,
@@ -98,3 +104,31 @@ def exporter_register(name: str, found: Any) -> None:
             f"exporter {found.name}: expected options of {', '.join(OPTIONS)}, found {', '.join(unknown)}"
         )
     EXPORTERS[found.name] = found
+
+
+def export_linear(policy: Path, output: Path) -> ExportResult:
+    """Copies the file of a linear policy. output: a file name ending in `.json`, or a folder.
+
+    Raises ExportRefused if there is no linear policy, or the copy differs.
+    """
+    target = output if output.suffix == ".json" else output / WEIGHTS
+    try:
+        LinearPolicy.load(policy)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        half = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(policy / WEIGHTS, half)
+        half.replace(target)
+    except (LinearPolicyError, OSError) as error:
+        raise ExportRefused(f"expected the linear policy {policy} to copy to {target}: {error}") from error
+    found, expected = sha256_file(target), sha256_file(policy / WEIGHTS)
+    if found != expected:
+        raise ExportRefused(f"{target} has SHA-256 {found[:16]}, expected {expected[:16]}: is the disk full?")
+    return ExportResult(
+        "linear",
+        [ExportedFile(target, target.stat().st_size, found)],
+        {"same_bytes": True},
+        [
+            "a linear policy has no base model, so there is no merged model, LoRA, ONNX or GGUF of it; docs/linear.md "
+            "says how another program reads its file"
+        ],
+    )

@@ -17,7 +17,6 @@ from rl.export.artifact import (
     silent,
     staged_file,
 )
-from rl.export.gguf_names import FAMILIES
 from rl.export.gguf_runtime import (
     FILE_TYPES,
     PLAIN,
@@ -45,7 +44,6 @@ def export_gguf(
     quantization: str = "q4_k_m",
     model_name: str | None = None,
     system_prompt: str | None = None,
-    llama_cpp_path: str | None = None,
     prompts: Sequence[Sequence[Message]] = (),
     progress: Progress | None = None,
 ) -> ExportResult:
@@ -54,8 +52,7 @@ def export_gguf(
     base_model: `bundled`, a folder or a Hugging Face name; None uses the adapter's. output: a file name, or a folder
     for a file with the specification's name (`identity_of`); an older file is replaced at the end. quantization: one of
     QUANTIZATIONS. model_name: `general.name`. system_prompt: system turn of the chat template for conversations without
-    one. llama_cpp_path: a llama.cpp checkout, for architectures not in FAMILIES. prompts: held-out prompts, whose
-    answers are compared beside fixed texts in several scripts.
+    one. prompts: held-out prompts, whose answers are compared beside fixed texts in several scripts.
 
     The unquantised file must open in the gguf package and in llama.cpp, split the prompts into the same tokens and give
     the same log-probabilities as the original. The quantised file, and the base alone quantised the same way, are
@@ -67,7 +64,7 @@ def export_gguf(
         raise ExportRefused(f"expected a quantization of {', '.join(QUANTIZATIONS)}; found {quantization!r}")
     source = source_open(base_model, adapter)
     identity = identity_of(source, model_name)
-    writer = writer_for(source, system_prompt, llama_cpp_path, identity)
+    writer = writer_for(source, system_prompt, identity)
     name = writer.general_name(model_name or source.name)
     if output.suffix != ".gguf":
         output = output / identity.file_name(quantization)
@@ -109,7 +106,7 @@ def export_gguf(
                 }
             policy = gguf_measured(staging, test_prompts, reference.policy)
             if reference.base:
-                base = _base_measured(source, reference, first, plain, quantization, llama_cpp_path, progress)
+                base = _base_measured(source, reference, first, plain, quantization, progress)
         facts, stored = gguf_read(staging, tensors, quantization)
         progress("checked", 1, 1)
         made = exported_file(staging)
@@ -123,13 +120,12 @@ def _base_measured(
     plain_file: Path,
     plain: str,
     quantization: str,
-    llama_cpp_path: str | None,
     progress: Progress,
 ) -> Measured | None:
     """Agreement of the base alone, quantised the same way; needs two temporary files beside the export."""
     alone = source.without_adapter()
     progress("quantising the base model to compare", 0, 0)
-    writer = writer_for(alone, llama_cpp_path=llama_cpp_path)
+    writer = writer_for(alone)
     writer.write(plain_file, plain, writer.general_name(alone.name), progress)
     quantised = plain_file.with_name("base.gguf")
     quantise(plain_file, quantised, quantization)
@@ -147,8 +143,6 @@ def _staging_bytes(source: Source, plain: str, quantization: str) -> int:
     if quantization not in PLAIN:
         # the policy's, and for a while the base's
         size += 2 * (parameters * 17 // 16)
-    if source.weights.base.model_type not in FAMILIES:
-        size += source.weights.base.total_bytes
     return size
 
 
@@ -162,7 +156,7 @@ ORIGINAL = "original"
 
 
 def serving_file_write(
-    base_model: str, folder: Path, *, llama_cpp_path: str | None = None, progress: Progress | None = None
+    base_model: str, folder: Path, *, progress: Progress | None = None
 ) -> tuple[str, ExportResult]:
     """Writes `base-<quantisation>.gguf` into a folder: (quantisation, result). Raises ExportRefused.
 
@@ -171,9 +165,7 @@ def serving_file_write(
     """
     progress = progress or silent
     plain = folder / "base-f16.gguf"
-    result = export_gguf(
-        base_model, None, plain, quantization="f16", llama_cpp_path=llama_cpp_path, progress=progress
-    )
+    result = export_gguf(base_model, None, plain, quantization="f16", progress=progress)
     if plain.stat().st_size < SMALL_BYTES:
         return "f16", result
     source = source_open(base_model, None)

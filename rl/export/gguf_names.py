@@ -57,7 +57,7 @@ class TensorLayout:
             if mapped is None:
                 raise ExportRefused(
                     f"expected only tensors of a {self.family.name} model, found {name}, which GGUF has no place for; "
-                    "give LLAMA_CPP_PATH to use llama.cpp's own conversion"
+                    "export the model as merged instead"
                 )
             mapping[name] = mapped
         return mapping
@@ -289,7 +289,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(_ARCH.GEMMA3, _gemma3, norm_shift=1.0, output_head=False),
     "gpt2": Family(_ARCH.GPT2, _gpt2, conv1d=True),
 }
-"""`model_type` -> how it is written. Others go through llama.cpp's own conversion."""
+"""`model_type` -> how it is written."""
 
 
 def layout_of(config: Any) -> TensorLayout | None:

@@ -135,7 +135,7 @@ def _byte_level(facts: dict[str, Any], rows: int) -> Vocabulary:
             "expected a pre-tokenizer llama.cpp knows ("
             + ", ".join(sorted(name for names in PRE_TOKENIZERS.values() for name in names.values()))
             + f"), found {json.dumps(facts.get('pre_tokenizer'), ensure_ascii=False)[:400]}; "
-            "give LLAMA_CPP_PATH to use llama.cpp's own conversion"
+            "export the model as merged instead"
         )
     if prefix_space:
         raise ExportRefused(

@@ -1,4 +1,4 @@
-"""Writers of plain GGUF files: this project's own, tensor by tensor, or a llama.cpp checkout's; and a file's identity.
+"""Writer of plain GGUF files, tensor by tensor, and a file's identity.
 
 Names and `general.*` keys follow ggml-org/ggml docs/gguf.md, "GGUF Naming Convention":
 `<BaseName>-<SizeLabel>-<FineTune>-<Version>-<Encoding>[-<Type>].gguf`. A base name has only letters, digits and
@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gguf
 import numpy as np
@@ -25,8 +22,7 @@ from rl.bundled_models import BUNDLED
 from rl.export.artifact import ExportRefused, Progress
 from rl.export.gguf_names import FAMILIES, TensorLayout, layout_notes, layout_of
 from rl.export.gguf_runtime import FILE_TYPES
-from rl.export.gguf_tokenizer import Vocabulary, chat_template_of, vocabulary_of
-from rl.export.merged_model import merged_write
+from rl.export.gguf_tokenizer import Vocabulary, vocabulary_of
 from rl.export.source import Source
 
 WIDTH = {"f32": 4, "f16": 2, "bf16": 2}
@@ -37,31 +33,14 @@ _TENSOR_TYPES = {
     "f16": gguf.GGMLQuantizationType.F16,
     "bf16": gguf.GGMLQuantizationType.BF16,
 }
-_CONVERTER = "convert_hf_to_gguf.py"
 
 
 class TooLarge(Exception):
     """A weight exceeds float16; the argument is the tensor's name."""
 
 
-class GgufWriter(Protocol):
+class GgufWriter:
     """Writes one model as a plain GGUF file."""
-
-    source: Source
-    notes: list[str]
-
-    def general_name(self, name: str) -> str:
-        """Value of `general.name` for a model called `name`."""
-
-    def write(self, path: Path, plain: str, name: str, progress: Progress) -> int | None:
-        """Writes the file as f32, f16 or bf16. Returns its number of tensors, None if only the converter knows.
-
-        Raises TooLarge if f16 cannot hold a weight, and ExportRefused.
-        """
-
-
-class NativeWriter:
-    """Writes the families this project knows."""
 
     def __init__(
         self, source: Source, layout: TensorLayout, vocabulary: Vocabulary, identity: Identity | None = None
@@ -82,7 +61,10 @@ class NativeWriter:
         return name
 
     def write(self, path: Path, plain: str, name: str, progress: Progress) -> int:
-        """Writes the whole file with one tensor in memory at a time. Returns its number of tensors."""
+        """Writes the file as f32, f16 or bf16, one tensor in memory at a time. Returns its number of tensors.
+
+        Raises TooLarge if f16 cannot hold a weight.
+        """
         weights, base, layout = self.source.weights, self.source.weights.base, self.layout
         names, extra = layout.names(base.names), layout.extra()
         writer = gguf.GGUFWriter(path, layout.family.name)
@@ -116,64 +98,19 @@ class NativeWriter:
         return len(names) + len(extra)
 
 
-class ExternalWriter:
-    """Uses a llama.cpp checkout for other families."""
-
-    def __init__(self, source: Source, script: Path, system_prompt: str | None) -> None:
-        self.source = source
-        self.script = script
-        self.template = chat_template_of(source.tokenizer(), system_prompt)
-        self.notes = [f"written by {_CONVERTER} of the llama.cpp checkout in LLAMA_CPP_PATH"]
-
-    def general_name(self, name: str) -> str:
-        return name
-
-    def write(self, path: Path, plain: str, name: str, progress: Progress) -> int | None:
-        """Merges into a folder beside `path`, converts it and deletes the folder."""
-        folder = path.with_name("merged")
-        folder.mkdir()
-        merged_write(self.source, folder, progress)
-        if isinstance(self.template, str):
-            (folder / "chat_template.jinja").write_text(self.template, "utf-8")
-        progress("converting", 0, 0)
-        command = [sys.executable, str(self.script), str(folder), "--outfile", str(path), "--outtype", plain]
-        done = subprocess.run(  # noqa: S603 - the operator named this program in the settings
-            [*command, "--model-name", name], capture_output=True, text=True, check=False
-        )
-        shutil.rmtree(folder)
-        if done.returncode != 0 or not path.is_file():
-            lines = (done.stderr or done.stdout).strip().splitlines()
-            raise ExportRefused(
-                f"expected {self.script} to convert the merged model, found it ended with code {done.returncode}: "
-                f"{lines[-1] if lines else 'no message'}"
-            )
-        return None
-
-
 def writer_for(
-    source: Source,
-    system_prompt: str | None = None,
-    llama_cpp_path: str | None = None,
-    identity: Identity | None = None,
+    source: Source, system_prompt: str | None = None, identity: Identity | None = None
 ) -> GgufWriter:
-    """The writer of a model's family; `identity` is written into the file. Raises ExportRefused if there is none."""
+    """The writer of a model; `identity` is written into the file. Raises ExportRefused for an unknown family."""
     layout = layout_of(source.weights.base.config)
-    if layout is not None:
-        rows = source.weights.base.shape(_embedding(layout, source))[0]
-        return NativeWriter(source, layout, vocabulary_of(source.tokenizer(), rows, system_prompt), identity)
-    kind = source.weights.base.model_type
-    if not llama_cpp_path:
+    if layout is None:
         raise ExportRefused(
-            f"expected a model of the families {', '.join(FAMILIES)} for GGUF, found {kind!r}; set LLAMA_CPP_PATH to a "
-            f"llama.cpp checkout to use its {_CONVERTER}, or export the model as merged"
+            f"expected a model of the families {', '.join(FAMILIES)} for GGUF, found "
+            f"{source.weights.base.model_type!r}; export it as merged, and convert the folder with llama.cpp's "
+            "convert_hf_to_gguf.py"
         )
-    given = Path(llama_cpp_path).expanduser()
-    script = given if given.is_file() else given / _CONVERTER
-    if not script.is_file():
-        raise ExportRefused(
-            f"expected a llama.cpp checkout with {_CONVERTER} in LLAMA_CPP_PATH, found none at {script}"
-        )
-    return ExternalWriter(source, script, system_prompt)
+    rows = source.weights.base.shape(_embedding(layout, source))[0]
+    return GgufWriter(source, layout, vocabulary_of(source.tokenizer(), rows, system_prompt), identity)
 
 
 def _embedding(layout: TensorLayout, source: Source) -> str:

@@ -1,9 +1,8 @@
-"""Models of an Ollama server from GGUF files: upload, create, list, promote, remove; chat templates in Go."""
+"""Models of an Ollama server from GGUF files: upload, create, alias; chat templates in Go."""
 
 from __future__ import annotations
 
 import datetime
-import functools
 import json
 import re
 import tempfile
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import gguf
 import httpx
@@ -22,7 +20,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rl.export.artifact import ExportRefused, Progress, sha256_file, silent
 from rl.export.gguf import export_gguf
-from rl.training.hardware import Hardware, detect
 
 UPLOADS = 3
 """Attempts to send a file: a connection may break within gigabytes."""
@@ -31,9 +28,7 @@ TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 """In seconds. Creating a model reads and hashes all of it."""
 
 CONTEXT = 4096
-"""Context length in tokens below 16 GB of memory, twice that above; at most the model's own."""
-
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - an address to call, as OLLAMA_HOST may say
+"""Context length in tokens; at most the model's own."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 
@@ -93,15 +88,14 @@ def export_to_ollama(
     alias: str | None = None,
     progress: Progress | None = None,
 ) -> OllamaModel:
-    """Makes a GGUF file a model of an Ollama server, with chat template, stop tokens and hosting profile.
+    """Makes a GGUF file a model of an Ollama server, with chat template and stop tokens.
 
     model: a GGUF file; a checkpoint folder, which is first written as GGUF (q4_k_m, on its own base); or the name of a
     model on the server, for an adapter on it. adapter: a GGUF LoRA, for servers that load them. name: `<name>` or
     `<name>:<tag>` on the server; None uses the folder's or file's name. host: the server's address; None uses the
     client's (OLLAMA_HOST, else http://localhost:11434). template: in Go, instead of the translated one. parameters:
-    Ollama's (`temperature`, `num_ctx` ...), over the profile's. alias: a second name that will point to this model (see
-    `promote`). Raises ExportRefused without a server, for a refused file, and if the created model differs from the
-    order.
+    Ollama's (`temperature`, `num_ctx` ...). alias: a second name that will point to this model. Raises ExportRefused
+    without a server, for a refused file, and if the created model differs from the order.
     """
     progress = progress or silent
     if isinstance(model, str) and (
@@ -132,9 +126,7 @@ def export_to_ollama(
     go, notes = (None, []) if facts is None or template else _template(facts)
     system = system or (go.system if go is not None else None)
     with _server(host) as client:
-        profile = (
-            hosting_profile(model, facts.context, client.address) if facts and isinstance(model, Path) else {}
-        )
+        profile = {"num_ctx": min(facts.context, CONTEXT)} if facts else {}
         stop = list(dict.fromkeys([*(facts.stop if facts else []), *(go.stop if go else [])]))
         wanted_parameters = {**profile, **({"stop": stop} if stop else {}), **(parameters or {})}
         files = [path for path in (model, adapter) if isinstance(path, Path)]
@@ -192,58 +184,6 @@ def modelfile(base: Path | str, base_file: Path, adapter: str, jinja: str) -> st
     stop = dict.fromkeys([*facts.stop, *(go.stop if go else [])])
     lines += [f"PARAMETER stop {json.dumps(text)}" for text in stop]
     return "\n".join(lines) + "\n"
-
-
-def models(host: str | None = None) -> list[dict[str, Any]]:
-    """Models of the server, newest first: `name`, `digest`, `bytes`, `modified_at`. Raises ExportRefused."""
-    with _server(host) as client:
-        return [
-            {
-                "name": str(found.model).removesuffix(":latest"),
-                "digest": found.digest,
-                "bytes": int(found.size or 0),
-                "modified_at": found.modified_at.isoformat() if found.modified_at else None,
-            }
-            for found in client.list().models
-        ]
-
-
-def promote(name: str, alias: str, host: str | None = None) -> None:
-    """Makes `alias` another name of `name`; the next request for the alias gets the new model, and no bytes move.
-
-    Raises ExportRefused if the server has no such model.
-    """
-    with _server(host) as client:
-        _promote(client, name, alias)
-
-
-def remove(name: str, host: str | None = None) -> None:
-    """Removes a model from the server; files that other names use stay. Raises ExportRefused if there is none."""
-    with _server(host) as client:
-        client.delete(name)
-
-
-def hosting_profile(
-    model: Path, context: int, address: str, hardware: Hardware | None = None
-) -> dict[str, int]:
-    """`num_ctx`, and for a server on this machine `num_thread` and `num_gpu`, by the hardware.
-
-    Threads are the physical cores. All layers go to a GPU that holds the file plus a fifth for the cache; otherwise
-    Ollama decides. Of another machine nothing is known.
-    """
-    local = (urlsplit(address).hostname or "") in _LOCAL_HOSTS
-    if not local:
-        return {"num_ctx": min(context, CONTEXT)}
-    hardware = hardware or _machine()
-    profile = {"num_ctx": min(context, CONTEXT if hardware.memory_gb < 16 else 2 * CONTEXT)}
-    if hardware.device == "cpu":
-        return {**profile, "num_thread": hardware.physical_cores or hardware.cores, "num_gpu": 0}
-    if model.stat().st_size * 1.2 < hardware.memory_gb * 1e9:
-        return {**profile, "num_gpu": 999}
-    return profile
-
-
-_machine = functools.cache(detect)
 
 
 @contextmanager
@@ -306,6 +246,7 @@ def _create(client: _Client, progress: Progress, **order: Any) -> None:
 
 
 def _promote(client: _Client, name: str, alias: str) -> None:
+    """Makes `alias` another name of `name`; the next request for the alias gets the new model, and no bytes move."""
     if client.copy(name, alias).status != "success":
         raise ExportRefused(
             f"expected Ollama to copy {name} to {alias}, found that it did not; look at its log"

@@ -1,4 +1,4 @@
-"""Exports a policy for other programs: entry point to the writers, and the record in the registry."""
+"""Exports a policy for other programs and deploys it: entry point to the writers, and the record in the registry."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.conf import settings
 
 from backend.disks import file_replace
 from ratchet_client.processes import exclusive
 from rl.agents.base import Message
-from rl.checksums import sums_write
+from rl.checksums import FileDamaged, file_check, sums_write
 from rl.datasets import DatasetRefused, snapshot_rows
+from rl.export.artifact import ExportResult, exported_file
 from rl.export.exporters import ADAPTER, EXPORTERS, LINEAR, exporters_of
 from rl.jobs.lifecycle import follow_up_place
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
-from rl.models import Policy, TrainingRun
+from rl.models import Artifact, Policy, TrainingRun
 from rl.models.runs import RunRefused
 from rl.registry import service as registry
-from rl.registry.integrity import adapter_folder
+from rl.registry.integrity import adapter_folder, damage_notify, files_check
 from rl.serving.base import BASE, Model
 from rl.serving.files import AUTO, base_file, base_file_is_whole, base_folder, serving_file
-
-if TYPE_CHECKING:
-    from rl.export.artifact import ExportResult
+from rl.serving.routing import serving_settings
 
 logger = logging.getLogger("rl.export")
 
@@ -218,13 +217,8 @@ def _export_register(
         "policy": policy.name if policy else None,
         "checkpoint": str(adapter),
         "base_model": base_model,
-        "format": result.format,
         "quantization": order.quantization if is_quantized else None,
-        "files": [
-            {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
-        ],
-        "checked": result.equality,
-        "notes": result.notes,
+        **result.as_dict(),
     }
 
 
@@ -243,14 +237,12 @@ def base_export(
     if progress:
         progress(0, 0, LIBRARIES)
     from rl.export import source
-    from rl.export.artifact import ExportResult, exported_file
     from rl.export.gguf import export_gguf
     from rl.export.source import base_identity
 
     folder = base_folder(base_identity(base_model, source.base_folder(base_model)))
     folder.mkdir(parents=True, exist_ok=True)
     report = (lambda stage, done, total: progress(done, total, stage)) if progress else None
-    llama_cpp_path = settings.LLAMA_CPP_PATH or None
     with exclusive(folder / "making.lock"):
         # another process may have written it while this one waited: the folder is named by the identity of the base
         present = serving_file(folder) if quantization == AUTO else folder / f"base-{quantization}.gguf"
@@ -260,16 +252,13 @@ def base_export(
         elif quantization == AUTO:
             from rl.export.gguf import serving_file_write
 
-            quantization, result = serving_file_write(
-                base_model, folder, llama_cpp_path=llama_cpp_path, progress=report
-            )
+            quantization, result = serving_file_write(base_model, folder, progress=report)
         else:
             result = export_gguf(
                 base_model,
                 None,
                 folder / f"base-{quantization}.gguf",
                 quantization=quantization,
-                llama_cpp_path=llama_cpp_path,
                 progress=report,
             )
         target = result.files[0].path
@@ -280,13 +269,8 @@ def base_export(
         "policy": None,
         "checkpoint": None,
         "base_model": base_model,
-        "format": result.format,
         "quantization": quantization,
-        "files": [
-            {"path": str(file.path), "bytes": file.bytes, "sha256": file.sha256} for file in result.files
-        ],
-        "checked": result.equality,
-        "notes": result.notes,
+        **result.as_dict(),
     }
 
 
@@ -334,7 +318,6 @@ def _write(
     something else, and what its writer raises."""
     if progress:
         progress(0, 0, LIBRARIES)
-    from rl.export.artifact import ExportResult
 
     exporter = EXPORTERS[order.format]
     module, _, function = exporter.writer.partition(":")
@@ -353,7 +336,6 @@ def _write(
             "quantization": order.quantization,
             "model_name": name,
             "system_prompt": order.system_prompt,
-            "llama_cpp_path": settings.LLAMA_CPP_PATH or None,
             "prompts": prompts,
         }
         options = {option: values[option] for option in exporter.options}
@@ -381,3 +363,51 @@ def base_of(adapter: Path) -> str:
     if not named:
         raise PolicyLoadError(f"{adapter} does not name its base model; give it with --base-model")
     return str(named)
+
+
+# --- Deployment ------------------------------------------------------------------------------------------------
+
+
+def policy_register(
+    policy: Policy,
+    *,
+    promote: bool = False,
+    system: str | None = None,
+    actor: str = "deploy",
+    progress: Callable[[int, int, str], None] | None = None,
+) -> dict[str, Any]:
+    """Makes a policy's newest GGUF file (written now if there is none) a model of the server at OLLAMA_HOST.
+
+    promote: point the alias to it, OLLAMA_MODEL_FAST or else the agent's name. Raises the writers' ExportRefused.
+    """
+    files_check(policy, "deploy")
+    if policy.kind == Policy.Kind.LINEAR:
+        raise ExportOrderRefused(
+            f"{policy.name} is a linear policy, which Ollama cannot run; apps ask this server for it (docs/gateway.md)"
+        )
+    whole = policy.artifacts.filter(format="gguf").order_by("-created_at", "-pk")
+    there = [registry.home_path(file.path) for file in whole if _is_sound(file)]
+    if not there:
+        export(ExportOrder(policy=policy.name, format="gguf", actor=actor), progress)
+        there = [registry.home_path(whole.values_list("path", flat=True)[0])]
+    temperature = serving_settings(policy.agent).temperature
+    return ollama_register(
+        there[0],
+        policy.name,
+        system=system,
+        alias=(settings.OLLAMA_MODEL_FAST or policy.agent) if promote else None,
+        parameters={"temperature": temperature} if temperature is not None else None,
+        progress=progress,
+    )
+
+
+def _is_sound(file: Artifact) -> bool:
+    """True if an exported file exists and is unchanged."""
+    path = registry.home_path(file.path)
+    try:
+        file_check(path, file.sha256, "it is exported again")
+    except FileDamaged as damage:
+        if damage.found:
+            damage_notify(damage, f"policy {file.policy}")
+        return False
+    return path.is_file()

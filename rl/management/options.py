@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
+from pydantic import Field
 
 from backend.command import RatchetCommand
 from rl.base_models import service
@@ -17,10 +18,11 @@ BASE_MODEL_HELP = (
 )
 
 
-def base_model_option(parser: CommandParser, option: str, what: str, default: str) -> None:
-    """Add `--model` or `--base-model`; `what` says which model it is."""
-    text = BASE_MODEL_HELP.format(default=default, option=option)
-    parser.add_argument(option, metavar="NAME_OR_PATH", help=f"{what}: {text}")
+def base_model_field(option: str, what: str, default: str) -> Any:
+    """`--model` or `--base-model` as a field of a command's options; `what` says which model it is."""
+    return Field(
+        None, description=f"NAME_OR_PATH: {what}: {BASE_MODEL_HELP.format(default=default, option=option)}"
+    )
 
 
 def knobs_assigned(assignments: Iterable[str]) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from django.core.management.base import CommandError, CommandParser
+from pydantic import Field
 
 from backend import next_steps
-from backend.command import RatchetCommand
-from rl.management.options import base_model_given, base_model_option, knobs_assigned
+from backend.command import CommandOptions, RatchetCommand, options_add
+from rl.management.options import base_model_field, base_model_given, knobs_assigned
 from rl.recipes import DATASET_CONFIG, Method
 from rl.recipes.methods import method_named
 
@@ -43,27 +44,58 @@ SHARED_KNOBS = {
 class TrainCommand(RatchetCommand):
     method: str
 
+    class Options(CommandOptions):
+        agent: str | None = None
+        """SLUG: Agent whose feedback is trained on (default: the only one). Example: --agent widgets"""
+        set: tuple[str, ...] = ()
+        """KNOB=VALUE: Set any knob of the recipe; repeatable. Example: --set warmup_ratio=0.2"""
+        source: Literal["db", "file"] = "db"
+        """Source of the feedback: db, the database (default), or file."""
+        data_file: Path | None = None
+        """F: File of pairs or ratings in any known format; implies --source file. Example: --data-file
+        pairs.jsonl"""
+        ratings_file: Path | None = None
+        """F: Ratings to --data-file, for formats with two files. Example: --ratings-file ratings.json"""
+        min_samples: int | None = Field(
+            None,
+            description="N: Least number of training rows; with fewer the training is refused (default "
+            f"{DATASET_CONFIG['min_samples']}). Example: --min-samples 50",
+        )
+        max_samples: int | None = None
+        """N: Train on at most N rows, sampled by hash (default: all). Example: --max-samples 500"""
+        output: Path | None = None
+        """DIR: Folder to write the policy to (default: RATCHET_HOME/policies/<agent>/<policy>). Example:
+        --output out/widgets"""
+        resume: int | None = None
+        """RUN: Resume a killed, cancelled or failed run from its newest checkpoint. Example: --resume 17"""
+        queued: int | None = None
+        """RUN: Train a queued run (requested over REST or a page) with the options stored in it. Example:
+        --queued 17"""
+        dry_run: bool = False
+        """Build the dataset, print counts, recipe and estimated steps, minutes and memory; train nothing."""
+
+    class AdapterOptions(CommandOptions):
+        model: str | None = base_model_field("--model", "Base model", "the agent's")
+        no_quantization: bool = False
+        """Load the base model in full precision (default: as the preset says)."""
+        export: bool = False
+        """Export the policy to GGUF after training."""
+        quantization: str = "q4_k_m"
+        """Q: Quantization of --export (default q4_k_m). Example: --quantization q8_0"""
+        register_ollama: bool = False
+        """Export to GGUF and create a model from it on the Ollama server at OLLAMA_HOST."""
+
     @property
     def row(self) -> Method:
         return method_named(self.method)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        self._add_source(parser)
+        if self.row.adapter:
+            options_add(parser, self.AdapterOptions)
         self._add_knobs(parser)
-        self._add_dataset(parser)
-        self._add_run(parser)
         if self.row.rewarded:
             rewards_add(parser, self.row)
-        if self.row.adapter:
-            self._add_exports(parser)
-
-    def _add_source(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--agent",
-            metavar="SLUG",
-            help="Agent whose feedback is trained on (default: the only one). Example: --agent widgets",
-        )
 
     def _add_knobs(self, parser: CommandParser) -> None:
         add, presets = parser.add_argument, self.row.presets
@@ -72,8 +104,6 @@ class TrainCommand(RatchetCommand):
             choices=list(presets),
             help="Preset of the recipe (default: chosen by the detected hardware). Example: --config cpu",
         )
-        if self.row.adapter:
-            base_model_option(parser, "--model", "Base model", "the agent's")
         for knob, text in self._knobs.items():
             defaults = ", ".join(f"{name} {getattr(recipe, knob)}" for name, recipe in presets.items())
             kind = type(getattr(presets["default"], knob))
@@ -85,98 +115,6 @@ class TrainCommand(RatchetCommand):
             )
         for name, flag in self.row.flags.items():
             add(f"--{name}", action="store_true", help=flag.help)
-        add(
-            "--set",
-            action="append",
-            default=[],
-            metavar="KNOB=VALUE",
-            help="Set any knob of the recipe; repeatable. Example: --set warmup_ratio=0.2",
-        )
-
-    def _add_dataset(self, parser: CommandParser) -> None:
-        add = parser.add_argument
-        add(
-            "--source",
-            choices=["db", "file"],
-            default="db",
-            help="Source of the feedback: db, the database (default), or file.",
-        )
-        add(
-            "--data-file",
-            type=Path,
-            metavar="F",
-            help="File of pairs or ratings in any known format; implies --source file. Example: --data-file "
-            "pairs.jsonl",
-        )
-        add(
-            "--ratings-file",
-            type=Path,
-            metavar="F",
-            help="Ratings to --data-file, for formats with two files. Example: --ratings-file ratings.json",
-        )
-        add(
-            "--min-samples",
-            type=int,
-            metavar="N",
-            help="Least number of training rows; with fewer the training is refused (default "
-            f"{DATASET_CONFIG['min_samples']}). Example: --min-samples 50",
-        )
-        add(
-            "--max-samples",
-            type=int,
-            metavar="N",
-            help="Train on at most N rows, sampled by hash (default: all). Example: --max-samples 500",
-        )
-
-    def _add_run(self, parser: CommandParser) -> None:
-        add = parser.add_argument
-        add(
-            "--output",
-            type=Path,
-            metavar="DIR",
-            help="Folder to write the policy to (default: RATCHET_HOME/policies/<agent>/<policy>). Example: "
-            "--output out/widgets",
-        )
-        if self.row.adapter:
-            add(
-                "--no-quantization",
-                action="store_true",
-                help="Load the base model in full precision (default: as the preset says).",
-            )
-        add(
-            "--resume",
-            type=int,
-            metavar="RUN",
-            help="Resume a killed, cancelled or failed run from its newest checkpoint. Example: --resume 17",
-        )
-        add(
-            "--queued",
-            type=int,
-            metavar="RUN",
-            help="Train a queued run (requested over REST or a page) with the options stored in it. "
-            "Example: --queued 17",
-        )
-        add(
-            "--dry-run",
-            action="store_true",
-            help="Build the dataset, print counts, recipe and estimated steps, minutes and memory; train "
-            "nothing.",
-        )
-
-    def _add_exports(self, parser: CommandParser) -> None:
-        add = parser.add_argument
-        add("--export", action="store_true", help="Export the policy to GGUF after training.")
-        add(
-            "--quantization",
-            default="q4_k_m",
-            metavar="Q",
-            help="Quantization of --export (default q4_k_m). Example: --quantization q8_0",
-        )
-        add(
-            "--register-ollama",
-            action="store_true",
-            help="Export to GGUF and create a model from it on the Ollama server at OLLAMA_HOST.",
-        )
 
     @property
     def _knobs(self) -> dict[str, str]:
@@ -235,14 +173,12 @@ class TrainCommand(RatchetCommand):
             with self.bar("exporting") as bar:
                 result["export"] = export(export_order, bar.update)
         if options.get("register_ollama") and result["policy"]:
-            from rl.export import deployment
+            from rl.export.service import policy_register
             from rl.models import Policy
 
             policy = Policy.objects.get(name=result["policy"])
             with self.bar("registering") as bar:
-                result["ollama"] = deployment.policy_register(
-                    policy, actor=f"train_{self.method}", progress=bar.update
-                )
+                result["ollama"] = policy_register(policy, actor=f"train_{self.method}", progress=bar.update)
         return result
 
     def _order(self, options: dict[str, Any], base_model: str | None) -> TrainOrder:

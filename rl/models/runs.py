@@ -251,6 +251,8 @@ class RunMetric(models.Model):
 class RunRefused(ValueError):
     """A run cannot start, resume or be found; the message says why and what to do."""
 
+    code = "conflict"
+
 
 def run_folder(run: TrainingRun) -> Path:
     """Folder of a run's checkpoints, log and result, inside RATCHET_HOME."""

@@ -23,7 +23,6 @@ from rl.evaluation import benchmarks
 from rl.evaluation.candidates import candidates_compared
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
 from rl.evaluation.sides import HostedFailed
-from rl.export import deployment
 from rl.export import service as export_service
 from rl.export.agreement import references_shared
 from rl.gates.report import GateReport
@@ -415,7 +414,7 @@ def _export_as(policy: Policy, form: str, progress: Progress) -> list[str]:
     if form == export_service.OLLAMA:
         # The alias that apps use stays on the champion.
         promote = policy.stage == Policy.Stage.CHAMPION
-        made = deployment.policy_register(policy, promote=promote, actor=ACTOR, progress=progress)
+        made = export_service.policy_register(policy, promote=promote, actor=ACTOR, progress=progress)
         return [f"ollama {made['host']} as {made['name']}"]
     name, _, quantization = form.partition(":")
     order = export_service.ExportOrder(policy=policy.name, format=name, actor=ACTOR)
@@ -456,7 +455,7 @@ def policy_deploy(
     """
     where = "in process"
     if to_ollama and policy.kind != Policy.Kind.LINEAR:
-        made = deployment.policy_register(policy, promote=True, actor=actor, progress=progress)
+        made = export_service.policy_register(policy, promote=True, actor=actor, progress=progress)
         where = f"ollama {made['host']} as {made['name']}, {made['alias']}"
     PolicyEvent.objects.create(policy=policy, kind=PolicyEvent.Kind.DEPLOYED, actor=actor, reason=where)
     return where

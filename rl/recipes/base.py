@@ -18,6 +18,8 @@ MOST_WARM_UP_PASSES = 6
 class RecipeError(ValueError):
     """An unknown knob or a value outside its range; the message names the knob and what is allowed."""
 
+    code = "invalid"
+
 
 @dataclass(frozen=True)
 class BasicRecipe:

@@ -37,6 +37,8 @@ WORTH = {Preference.POLICY: 1, Preference.OPPONENT: -1, Preference.TIE: 0, Prefe
 class JudgingRefused(ValueError):
     """An impossible round or judgement; the message says why, and what to do."""
 
+    code = "conflict"
+
 
 @dataclass(frozen=True)
 class RoundCounts:

@@ -36,6 +36,8 @@ Kind = PolicyEvent.Kind
 class RegistryRefused(ValueError):
     """A move that the registry does not allow; the message says why."""
 
+    code = "conflict"
+
 
 MOVES: dict[str, tuple[str, ...]] = {
     Stage.CANDIDATE: (Stage.CHALLENGER, Stage.CHAMPION, Stage.REJECTED, Stage.RETIRED),

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
-from pydantic import Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from backend import limits
-from backend.bodies import value_excerpt
+from backend.bodies import faults_of, value_excerpt
 from feedback.storage.factories import check_reserved
-from feedback.storage.fields import Json, JsonObject, Messages, Name, Storable
+from feedback.storage.fields import Json, JsonObject, Messages, Name, Storable, said_checked
 from feedback.storage.validation import Check
-from rl.serving.base import Ask, SentMessage, ServingRefused
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-READ = {
-    "model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature", "top_p",
-    "stop", "seed", "n",
-}  # fmt: skip
-"""Fields that are read here; every other one goes to the backend as it is."""
-ModelName: TypeAlias = Annotated[Storable, Field(max_length=1000)]
+from rl.serving.base import Ask, ServingRefused
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,111 @@ class ChatRequest:
     """The client said how the answer is to be formed, or gave tools: the agent's own schema stands back."""
 
 
+# --- The body ---------------------------------------------------------------------------------------------------
+
+
+class Shape(BaseModel):
+    """Part of a request. Further fields go to the backend as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class Part(Shape):
+    type: str
+    text: Any = None
+
+    @model_validator(mode="after")
+    def is_text(self) -> Self:
+        if self.type == "text" and not isinstance(self.text, str):
+            raise ValueError('expected a part such as {"type": "text", "text": ...}')
+        return self
+
+
+class Turn(Shape):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[
+        Annotated[str, Tag("<text>")]
+        | Annotated[list[Part], Tag("<parts>")]
+        | Annotated[None, Tag("<none>")],
+        Discriminator(
+            lambda value: {str: "<text>", list: "<parts>", type(None): "<none>"}.get(type(value)),
+            custom_error_type="content",
+            custom_error_message="expected a text or a list of parts",
+        ),
+    ] = Field(None, validate_default=True)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def says_something(cls, content: Any, info: ValidationInfo) -> Any:
+        # an answer may be a refusal, calls, or nothing; a result may be nothing
+        if content in (None, []) and info.data.get("role") not in ("assistant", "tool", "function"):
+            raise ValueError("expected a text or a list of parts")
+        return content
+
+
+class Tool(Shape):
+    type: Any = None
+    function: Any = None
+
+    @model_validator(mode="after")
+    def has_name(self) -> Self:
+        named = isinstance(self.function, Mapping) and isinstance(self.function.get("name"), str)
+        if self.type == "function" and not named:
+            raise ValueError('expected {"type": "function", "function": {"name": ...}}')
+        return self
+
+
+class StreamOptions(Shape):
+    include_usage: bool | None = None
+
+
+def _stop_read(value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value or []
+    if not isinstance(texts, list) or len(texts) > 4 or not all(isinstance(t, str) and t for t in texts):
+        raise ValueError("expected a text or a list of up to four")
+    if any(len(text) > limits.STOP_CHARACTERS for text in texts):
+        raise ValueError(f"expected texts of at most {limits.STOP_CHARACTERS:,} characters")
+    return tuple(texts)
+
+
+Limit = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class ChatBody(Shape):
+    """The fields that are read here; every other one goes to the backend as it is."""
+
+    model: Annotated[Storable, Field(max_length=1000), AfterValidator(said_checked)]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(_stop_read)] = ()
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    n: Literal[1] | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def is_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if not info.data.get("stream"):
+            raise ValueError("expected it beside stream: true alone")
+        return options
+
+
+class PassedOn(Shape):
+    """Fields of a body that are looked at, and passed on too."""
+
+    user: Name = ""
+    safety_identifier: Name = ""
+    metadata: JsonObject = {}
+    tools: Annotated[list[Tool], Field(max_length=limits.TOOLS)] | None = None
+
+
+READ = {*ChatBody.model_fields, "messages"}
+_conversation = TypeAdapter[list[Turn]](Annotated[list[Turn], Field(min_length=1)])
+
+
 def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "") -> ChatRequest:
     """Read a body; unit and run_id are what the headers say, and win over the body's `user` and metadata.
     caller: whose request it is, such as key:3: the same words of another caller are another request.
@@ -53,42 +163,45 @@ def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "
     """
     if not isinstance(body, Mapping):
         raise ServingRefused(f"expected a JSON object, found {type(body).__name__}")
-    model = body.get("model")
-    if not isinstance(model, str) or not model.strip():
-        raise _fault("model", "an agent, a policy, or agent:policy", model)
     messages = read_messages(body.get("messages"))
-    stream, include_usage = _stream(body)
-    metadata = body.get("metadata") or {}
-    if not isinstance(metadata, Mapping):
-        raise _fault("metadata", "an object", metadata)
-    check_metadata(metadata)
-    if body.get("n") not in (None, 1):
-        raise _fault("n", "1: a completion is one decision", body["n"])
-    limit_field = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    tools = _tools(body)
-    request = ChatRequest(
-        model=model,
+    sent = {name: value for name, value in body.items() if value is not None} | (
+        {"user": unit} if unit else {}
+    )
+    try:
+        read, beside = ChatBody.model_validate(sent), PassedOn.model_validate(sent)
+    except ValidationError as error:
+        raise _refused(faults_of(error)) from None
+    check_metadata(beside.metadata)
+    run_id = run_id or beside.metadata.get("run_id") or ""
+    # a request that could be answered but never recorded would be lost
+    check = Check()
+    check.value("messages", Messages, messages)
+    check.value("metadata.run_id", Name, run_id)
+    check.value("tools", Json, sent.get("tools"))
+    if check.fields:
+        raise _refused(check.fields)
+    has_limit = read.max_completion_tokens is not None
+    return ChatRequest(
+        model=read.model,
         ask=Ask(
             messages=messages,
-            max_tokens=_parse_int(body, limit_field, 1, 2**31 - 1),
-            temperature=_number(body, "temperature", 0, 2),
-            top_p=_number(body, "top_p", 0, 1),
-            stop=_stop(body.get("stop")),
-            seed=_parse_int(body, "seed", 0, 2**63 - 1),
+            max_tokens=read.max_completion_tokens if has_limit else read.max_tokens,
+            temperature=read.temperature,
+            top_p=read.top_p,
+            stop=read.stop,
+            seed=read.seed,
             response_schema=read_format(body.get("response_format")),
             extra={name: value for name, value in body.items() if name not in READ and value is not None},
-            limit_field=limit_field,
+            limit_field="max_completion_tokens" if has_limit else "max_tokens",
         ),
-        stream=stream,
-        include_usage=include_usage,
-        unit=unit or _text(body, "user") or _text(body, "safety_identifier"),
-        run_id=run_id or _text(metadata, "run_id"),
-        metadata=metadata,
+        stream=read.stream,
+        include_usage=bool(read.stream_options and read.stream_options.include_usage),
+        unit=beside.user or beside.safety_identifier,
+        run_id=run_id,
+        metadata=beside.metadata,
         body_hash=hashlib.sha256(json.dumps([caller, unit, body], sort_keys=True).encode()).hexdigest(),
-        has_format=body.get("response_format") is not None or tools,
+        has_format="response_format" in sent or bool(sent.get("tools") or sent.get("functions")),
     )
-    _storable(request)
-    return request
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> None:
@@ -101,31 +214,17 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
     """Messages as a chat has them. Raises ServingRefused, naming the place."""
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise _fault("messages", "a list of at least one {role, content}", value)
-    for number, message in enumerate(value):
-        where = f"messages[{number}]"
-        if not isinstance(message, Mapping):
-            raise _fault(where, "an object {role, content}", message)
-        role = message.get("role")
-        if not isinstance(role, str) or role not in ROLES:
-            raise _fault(f"{where}.role", f"one of {', '.join(ROLES)}", role)
-        _content(message, where)
+    try:
+        _conversation.validate_python(list(value) if isinstance(value, tuple) else value)
+    except ValidationError as error:
+        raise _refused(faults_of(error, "messages")) from None
     return [dict(message) for message in value]
 
 
-def _content(message: SentMessage, where: str) -> None:
-    content = message.get("content")
-    if isinstance(content, str):
-        return
-    if content in (None, []) and message.get("role") in ("assistant", "tool", "function"):
-        return  # an answer may be a refusal, calls, or nothing; a result may be nothing
-    if not isinstance(content, list) or not content:
-        raise _fault(f"{where}.content", 'a text or a list of {"type": "text", "text": ...}', content)
-    for number, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if not isinstance(kind, str) or (kind == "text" and not isinstance(part.get("text"), str)):
-            raise _fault(f"{where}.content[{number}]", 'a part such as {"type": "text", "text": ...}', part)
+def _refused(faults: Mapping[str, str]) -> ServingRefused:
+    """The first of some faults, by the place of its value."""
+    place, fault = next(iter(faults.items()))
+    return ServingRefused(f"{place}: {fault}", param=place)
 
 
 def read_format(value: Any) -> Mapping[str, Any] | None:
@@ -160,89 +259,6 @@ def read_format(value: Any) -> Mapping[str, Any] | None:
             param="response_format",
         ) from error
     return schema
-
-
-def _stream(body: Mapping[str, Any]) -> tuple[bool, bool]:
-    stream, options = body.get("stream") or False, body.get("stream_options")
-    if not isinstance(stream, bool):
-        raise _fault("stream", "true or false", stream)
-    if options is None:
-        return stream, False
-    if not stream or not isinstance(options, Mapping):
-        raise _fault("stream_options", "an object, beside stream: true", options)
-    usage = options.get("include_usage") or False
-    if not isinstance(usage, bool):
-        raise _fault("stream_options.include_usage", "true or false", usage)
-    return stream, usage
-
-
-def _tools(body: Mapping[str, Any]) -> bool:
-    """True if tools are offered. Raises ServingRefused where they are not as OpenAI has them."""
-    tools = body.get("tools")
-    if tools is None:
-        return bool(body.get("functions"))
-    if not isinstance(tools, list):
-        raise _fault("tools", 'a list of {"type": "function", "function": {"name": ...}}', tools)
-    if len(tools) > limits.TOOLS:
-        raise ServingRefused(
-            f"tools: expected at most {limits.TOOLS} tools, found {len(tools):,}", param="tools"
-        )
-    for number, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
-        if not isinstance(tool, Mapping) or (tool.get("type") == "function" and not named):
-            raise _fault(f"tools[{number}]", '{"type": "function", "function": {"name": ...}}', tool)
-    return bool(tools)
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    texts = [value] if isinstance(value, str) else value or []
-    if not isinstance(texts, list) or len(texts) > 4 or not all(isinstance(t, str) and t for t in texts):
-        raise _fault("stop", "a text or a list of up to four", value)
-    if any(len(text) > limits.STOP_CHARACTERS for text in texts):
-        raise _fault("stop", f"texts of at most {limits.STOP_CHARACTERS:,} characters", value)
-    return tuple(texts)
-
-
-def _number(body: Mapping[str, Any], name: str, low: float, high: float) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise _fault(name, f"a number from {low:g} to {high:g}", value)
-    return float(value)
-
-
-def _parse_int(body: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise _fault(name, f"a whole number from {low} to {high:,}", value)
-    return value
-
-
-def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise _fault(name, "a text", value)
-    return value
-
-
-def _storable(request: ChatRequest) -> None:
-    """Raises ServingRefused for a request that could be answered but never recorded: a decision must not be
-    lost for it."""
-    check = Check()
-    check.value("model", ModelName, request.model)
-    check.value("messages", Messages, request.ask.messages)
-    check.value("user", Name, request.unit)
-    check.value("metadata.run_id", Name, request.run_id)
-    check.value("metadata", JsonObject, request.metadata)
-    check.value("tools", Json, request.ask.extra.get("tools"))
-    for name, fault in check.fields.items():
-        raise ServingRefused(f"{name}: {fault}", param=name)
 
 
 def _fault(param: str, expected: str, found: Any) -> ServingRefused:

@@ -23,12 +23,11 @@ from rl.models.agent_definitions import agent_served
 from rl.serving import fallback
 from rl.serving.assembly import answer_of
 from rl.serving.base import Answer, Ask, BackendUnable, ServingRefused
-from rl.serving.candidate_selection import choose
 from rl.serving.chat_request import check_metadata, read_messages
 from rl.serving.decision_facts import answer_storable, facts_of, propensity_of
 from rl.serving.fallback import ServedAnswer
 from rl.serving.gateway import after_answer, before_answer, recorder, refuses
-from rl.serving.linear import LINEAR, listed_answers
+from rl.serving.linear import LINEAR, choose, listed_answers
 from rl.serving.routing import Target, serving_settings, target_of
 
 MAX_CANDIDATES = limits.CANDIDATES

@@ -34,6 +34,8 @@ from rl.serving.base import (
     Ask,
     BackendFailed,
     BackendUnable,
+    CircuitBreaker,
+    ConcurrencyLimiter,
     Endpoint,
     Model,
     Piece,
@@ -54,7 +56,6 @@ from rl.serving.dialects.chat import (
     object_read,
     pieces,
 )
-from rl.serving.guards import CircuitBreaker, ConcurrencyLimiter
 
 logger = logging.getLogger("rl.serving")
 
@@ -76,10 +77,8 @@ FORM_STATUSES = {500, 501}
 """Statuses with which such servers answer without naming it; llama-cpp-python's answers 500."""
 WEAKER_S = 600.0
 """Seconds until a model that did not know `json_schema` is asked for it again."""
-SPARE = {
-    "user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "service_tier", "stream_options",
-}  # fmt: skip
+SPARE = {"user", "metadata", "store", "safety_identifier", "service_tier", "stream_options"}
+SPARE |= {"prompt_cache_key", "prompt_cache_retention"}
 """Fields that say nothing about the answer: left out for a model that once refused them by name."""
 LIST_S = 60.0
 """Seconds for which a server's list of models is believed."""
@@ -312,10 +311,8 @@ class EndpointBackend:
         except (BackendFailed, ServingRefused):
             self._weaker_until.pop(turn.model, None)  # it was not the schema
             raise
-        logger.warning(
-            "%s takes no json_schema; it gets json_object for %g s. Set its schemas to json_object (%s)",
-            turn.breaker.name, WEAKER_S, reason,
-        )  # fmt: skip
+        taken = "%s takes no json_schema; it gets json_object for %g s. Set its schemas to json_object (%s)"
+        logger.warning(taken, turn.breaker.name, WEAKER_S, reason)
         return response, sent
 
     def _post(self, body: Mapping[str, Any], turn: _Turn) -> Any:

@@ -42,10 +42,9 @@ from rl.serving.tool_calls import (
 MAX_TOKENS = 512
 """Of an answer, where the question names no limit."""
 
-HARMLESS = {
-    "user", "metadata", "store", "parallel_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "reasoning_effort", "verbosity", "response_format", "tools", "tool_choice",
-}  # fmt: skip
+HARMLESS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+HARMLESS |= {"prompt_cache_retention", "reasoning_effort", "verbosity", "response_format"}
+HARMLESS |= {"parallel_tool_calls", "tools", "tool_choice"}
 """Fields of a request that say nothing about the answer's text, or are read here."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),

@@ -27,7 +27,7 @@ from rl.models import (
 )
 from rl.registry.service import champion_of, champions_before
 from rl.serving.base import BASE, BackendUnable, Model, ServingRefused
-from rl.serving.preparation import model_of, unaskable_words
+from rl.serving.files import model_of, unaskable_words
 from rl.statistics.assignment import AssignmentPlan
 
 SUGGESTIONS = 3

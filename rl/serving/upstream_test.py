@@ -10,8 +10,8 @@ from typing import Any
 from rl.models import Upstream
 from rl.serving.base import Answer, Ask, BackendFailed, Endpoint, Model, ServingRefused
 from rl.serving.endpoint import EndpointBackend
-from rl.serving.preparation import endpoint_of
-from rl.upstreams.service import UpstreamRefused
+from rl.serving.files import endpoint_of
+from rl.upstreams import UpstreamRefused
 
 QUESTION = "Answer with the one word: ready"
 FORM_QUESTION = 'Answer with a JSON object that has one field, "ready", which is true.'
@@ -57,9 +57,8 @@ def upstream_test(upstream: Upstream, progress: Callable[[str], None] = lambda l
     upstream.schemas = _form_that_works(endpoint, upstream.model)
     Upstream.objects.filter(pk=upstream.pk).update(schemas=upstream.schemas)
     said = EndpointBackend(endpoint).key_hidden(answer.text.strip())
-    return UpstreamTest(
-        upstream.name, said[:200], round(answer.latency_ms, 1), answer.served_model or upstream.model, upstream.schemas
-    )  # fmt: skip
+    model, took = answer.served_model or upstream.model, round(answer.latency_ms, 1)
+    return UpstreamTest(upstream.name, said[:200], took, model, upstream.schemas)
 
 
 def _form_that_works(endpoint: Endpoint, model: str) -> str:

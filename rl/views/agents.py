@@ -8,14 +8,12 @@ from dataclasses import fields
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required, permission_required
 from django.db.models import Model
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
 
-from backend.http import redirect_back
+from backend.http import button, page, redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.models import AgentSettings
 from feedback.rating.requests import SampleRefused, liked_by_choice, liked_in_sample, sample_draw
@@ -24,7 +22,7 @@ from rl.agents.base import Agent
 from rl.agents.inference import InferredAgent
 from rl.base_models.service import addition_of, agent_base_model, base_model_choices, base_model_set
 from rl.base_models.sources import SourceRefused
-from rl.charts.calibration import SIDE, calibration_dots
+from rl.charts.intervals import SIDE, calibration_dots
 from rl.datasets.gate_distance import MAX_COUNT
 from rl.datasets.reward_records import RewardsRefused, reward_summary, rewards_calculate
 from rl.gates.headlines import share_of
@@ -51,9 +49,7 @@ SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
 """Settings per agent: model, the column its row is found by, and its name."""
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
-@require_safe
+@page(SCOPE_PERMISSIONS["rate"])
 def agent(request: HttpRequest, slug: str) -> HttpResponse:
     """One agent. Any slug that decided something has a page, and so has every agent with a file or a definition."""
     overview = agent_overview(slug)
@@ -87,9 +83,7 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
     return render(request, "rl/agent.html", context)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@button(SCOPE_PERMISSIONS["operate"])
 def agent_base(request: HttpRequest, slug: str) -> HttpResponse:
     """Set the base model of an agent: `base_model` from the list, or `other`, a source typed in."""
     if agent_overview(slug) is None:
@@ -108,9 +102,7 @@ def agent_base(request: HttpRequest, slug: str) -> HttpResponse:
     return redirect_back(request, "agent", slug)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@button(SCOPE_PERMISSIONS["operate"])
 def agent_sample(request: HttpRequest, slug: str) -> HttpResponse:
     """Draw random decisions of last week for the rating queue: `count`."""
     if agent_overview(slug) is None:
@@ -131,9 +123,7 @@ REWARDS_AT_ONCE = 2000
 """Rewards calculated by one press of the button: about a second."""
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
-@require_POST
+@button(SCOPE_PERMISSIONS["operate"])
 def agent_rewards(request: HttpRequest, slug: str) -> HttpResponse:
     """Calculate the rewards of an agent's decisions."""
     try:

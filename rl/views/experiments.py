@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required, permission_required
 from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
 
+from backend.http import button, page
 from rl.experiments.results import experiment_verdict, results_cached
 from rl.experiments.schedule import winner_promote
 from rl.experiments.summary import VERDICTS, summarize
@@ -43,9 +42,7 @@ def _experiment_or_404(**by: Any) -> Experiment:
     return experiment
 
 
-@login_required
-@permission_required(READ, raise_exception=True)
-@require_safe
+@page(READ)
 def experiments(request: HttpRequest) -> HttpResponse:
     """Experiments, newest first, those that run with their verdict; `?agent=` and `?page=`."""
     rows = experiments_with_arms()
@@ -75,9 +72,7 @@ def _verdict(experiment: Experiment) -> tuple[str, str]:
     return verdict, VERDICTS[verdict]
 
 
-@login_required
-@permission_required(READ, raise_exception=True)
-@require_safe
+@page(READ)
 def experiment(request: HttpRequest, pk: int) -> HttpResponse:
     """One experiment: who answers whom, what it came to, what can be done, its history."""
     experiment_row = _experiment_or_404(pk=pk)
@@ -106,9 +101,7 @@ def experiment(request: HttpRequest, pk: int) -> HttpResponse:
     )
 
 
-@login_required
-@permission_required(CHANGE, raise_exception=True)
-@require_POST
+@button(CHANGE)
 def experiment_new(request: HttpRequest) -> HttpResponse:
     """A draft out of the form's fields."""
     form = request.POST
@@ -138,9 +131,7 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
     return redirect("experiment", draft.pk)
 
 
-@login_required
-@permission_required(CHANGE, raise_exception=True)
-@require_POST
+@button(CHANGE)
 def experiment_change(request: HttpRequest, pk: int) -> HttpResponse:
     """Start, ramp, stop, or promote an arm; what the service says is shown."""
     experiment_row = _experiment_or_404(pk=pk)

@@ -7,12 +7,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required, permission_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
 
+from backend.http import button, page
 from feedback.explorer.previews import preview_context
 from feedback.models import Decision
 from feedback.rating.views import NOTICES, SKIP_LIMIT, SessionIds, wants_card
@@ -183,9 +182,7 @@ def _pair_or_404(judging: JudgingRound, pk: str, rater: str) -> ShownPair:
     return found
 
 
-@login_required
-@permission_required(READ, raise_exception=True)
-@require_safe
+@page(READ)
 def judging_round(request: HttpRequest, pk: int) -> HttpResponse:
     """Where a round stands, and its pairs once it has ended."""
     judging = _round_or_404(str(pk))
@@ -209,9 +206,7 @@ def judging_round(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "rl/judging_round.html", context)
 
 
-@login_required
-@permission_required(MOVE, raise_exception=True)
-@require_POST
+@button(MOVE)
 def judging_stop(request: HttpRequest, pk: int) -> HttpResponse:
     """End a round with the verdict it has now."""
     judging = _round_or_404(str(pk))
@@ -224,9 +219,7 @@ def judging_stop(request: HttpRequest, pk: int) -> HttpResponse:
     return redirect("judging-round", pk)
 
 
-@login_required
-@permission_required(MOVE, raise_exception=True)
-@require_POST
+@button(MOVE)
 def policy_judge(request: HttpRequest, name: str) -> HttpResponse:
     """Begin a judging round of a policy against the incumbent; a worker generates the answers."""
     policy = get_object_or_404(Policy, name=name)

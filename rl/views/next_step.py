@@ -68,15 +68,18 @@ class GuideStep(NamedTuple):
 
 
 GUIDE = (
-    ("connect", "Connect your app", "Its answers are recorded as decisions; then you rate them.", "two minutes"),
+    (
+        "connect",
+        "Connect your app",
+        "Its answers are recorded as decisions; then you rate them.",
+        "two minutes",
+    ),
     ("rate", "Rate", "A first training needs {needed} ratings.", "5 seconds a rating"),
-    ((
-        "train"
-    ), "Train", "The new policy is then evaluated on held-out prompts, which it never saw.", "a few minutes"),
+    ("train", "Train", "The new policy is then evaluated on held-out prompts.", "a few minutes"),
     ("compare", "Compare", "The gate says whether the new policy is shown to be better.", "a minute"),
     ("promote", "Promote", "From then on the champion answers for the agent.", "seconds"),
     ("ask", "Ask it", "Each answer is recorded as a decision and can be rated in turn.", "seconds"),
-)  # fmt: skip
+)
 """Steps of the guided start: key, title, what happens after it, about how long it takes."""
 
 ENOUGH = "There is enough feedback for a first training."

@@ -1,28 +1,44 @@
-"""Pages of the registry: versions of every agent, one policy with its gate report, two side by side, the moves."""
+"""Pages of the registry: policies and reward models, with their figures and moves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required, permission_required
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
-from django.views.decorators.http import require_POST, require_safe
+from django.shortcuts import get_object_or_404, redirect, render
 
-from backend.http import redirect_back
+from backend.http import button, page, redirect_back
 from feedback.selectors import feedback_counts_cached
-from rl.charts.gate_reports import report_lines
+from rl.charts.intervals import Forest, ForestLine, forest_of, report_lines
 from rl.datasets.prompt_clusters import near_identical_prompts
 from rl.export.service import ExportOrderRefused, export_forms, opponents, policy_job_place
 from rl.gates.headlines import headline_of, share_of
-from rl.models import Policy, PolicyEvent
+from rl.models import BenchmarkResult, Evaluation, Policy, PolicyEvent, RewardModelVersion, TrainingRun
 from rl.models.runs import RunRefused
 from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict, promotion_of
-from rl.registry.comparisons import policy_diff
+from rl.registry.comparisons import (
+    LOSS,
+    TIE,
+    WIN,
+    answers_compared,
+    counts_of,
+    evaluation_newest_paired,
+    policy_diff,
+)
+from rl.registry.gate_evidence import (
+    benchmark_command,
+    benchmark_stale,
+    benchmarks_newest,
+    gate_bounds,
+    no_benchmarks,
+)
 from rl.registry.incumbents import incumbent_sync, incumbents_sync
 from rl.registry.judging import round_standing, rounds_of
+from rl.reward_models import service as reward_model_service
 from rl.selectors import (
     policy_ancestors,
     policy_charts,
@@ -31,8 +47,6 @@ from rl.selectors import (
     policy_overview,
     policy_relatives,
 )
-from rl.views.benchmarks import policy_benchmarks
-from rl.views.off_policy import off_policy_summary
 
 NEWEST = 50
 """Versions of an agent that are listed."""
@@ -41,9 +55,7 @@ READ = "rl.view_policy"
 MOVE = "rl.change_policy"
 
 
-@login_required
-@permission_required(READ, raise_exception=True)
-@require_safe
+@page(READ)
 def policies(request: HttpRequest) -> HttpResponse:
     """Every agent's versions, newest first, with reward and accuracy over them; `?agent=`."""
     incumbents_sync(feedback_counts_cached())
@@ -63,7 +75,7 @@ def policies(request: HttpRequest) -> HttpResponse:
             "beside": policy_compared_first(found),
         }
         for agent, found in by_agent.items()
-    ]  # fmt: skip
+    ]
     return render(request, "rl/policies.html", {"agents": agent_rows, "asked": agent_filter})
 
 
@@ -77,9 +89,7 @@ def _row(policy: Policy) -> dict[str, Any]:
     }
 
 
-@login_required
-@permission_required(READ, raise_exception=True)
-@require_safe
+@page(READ)
 def policy(request: HttpRequest, name: str) -> HttpResponse:
     """One policy: figures, lineage, the gate's report, files, history, and the moves for who may make them."""
     incumbents_sync(feedback_counts_cached())
@@ -118,9 +128,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
     )
 
 
-@login_required
-@permission_required(MOVE, raise_exception=True)
-@require_POST
+@button(MOVE)
 def policy_follow_up(request: HttpRequest, name: str) -> HttpResponse:
     """Have a policy judged or exported by the workers: `job=judge`, or `job=export` with `as=gguf:q8_0`."""
     found = get_object_or_404(Policy.objects.select_related("run"), name=name)
@@ -138,9 +146,7 @@ def policy_follow_up(request: HttpRequest, name: str) -> HttpResponse:
     return redirect_back(request, "policy", name)
 
 
-@login_required
-@permission_required(MOVE, raise_exception=True)
-@require_POST
+@button(MOVE)
 def policy_move(request: HttpRequest, name: str) -> HttpResponse:
     """Promote, reject, retire or roll back; what the registry says is shown."""
     found = get_object_or_404(Policy, name=name)
@@ -160,9 +166,7 @@ def policy_move(request: HttpRequest, name: str) -> HttpResponse:
     return redirect_back(request, "policy", name)
 
 
-@login_required
-@permission_required(READ, raise_exception=True)
-@require_safe
+@page(READ)
 def policies_compared(request: HttpRequest) -> HttpResponse:
     """Two versions side by side: `?left=` and `?right=`."""
     names = [request.GET.get(side, "") for side in ("left", "right")]
@@ -186,3 +190,216 @@ def policies_compared(request: HttpRequest) -> HttpResponse:
         "gone": sorted(set(gone.values_list("policy__name", flat=True))),
     }
     return render(request, "rl/policies_compared.html", context)
+
+
+# --- Figures of a policy's page --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PolicyBenchmarks:
+    """Results drawn on one scale, what is out of date, and the command that runs what the gate lists or another."""
+
+    forest: Forest | None
+    stale: tuple[str, ...]
+    harness: str
+    command: str
+    absent: tuple[str, ...]
+    """Tasks that the agent's gate lists and that were not run."""
+    inapplicable: str = ""
+
+
+def policy_benchmarks(policy: Policy) -> PolicyBenchmarks:
+    """The newest result of each task."""
+    if words := no_benchmarks(policy):
+        return PolicyBenchmarks(None, (), "", "", (), words)
+    results = benchmarks_newest(policy)
+    listed = gate_bounds(policy.agent).benchmark_bounds
+    absent = tuple(task for task in listed if task not in {one.task for one in results})
+    return PolicyBenchmarks(
+        forest=forest_of(
+            "Difference from the base in points",
+            [_benchmark_line(one) for one in results],
+            lambda v: f"{100 * v:+.3g}" if v else "0",
+            zero=True,
+        ),
+        stale=tuple(stale for one in results if (stale := benchmark_stale(one))),
+        harness=results[0].harness if results else "",
+        command=benchmark_command(policy, ",".join(absent or listed or ("ratchet_format",))),
+        absent=absent,
+    )
+
+
+def _benchmark_line(result: BenchmarkResult) -> ForestLine:
+    own, base, difference = (result.figures[part] for part in ("own", "base", "difference"))
+    words = (
+        f"{result.metric} {100 * own['value']:.1f} % ± {100 * own['stderr']:.1f}, base {100 * base['value']:.1f} % ± "
+        f"{100 * base['stderr']:.1f}, {result.n:,} items: {100 * difference['value']:+.1f} points "
+        f"[{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}]"
+    )
+    return ForestLine(result.task, words, difference["value"], difference["low"], difference["high"])
+
+
+METHODS = {
+    "doubly_robust": "doubly robust",
+    "snips": "self-normalised",
+    "ips": "inverse propensity",
+    "clipped_ips": "clipped",
+}
+"""Estimator -> what the page calls it; the first is the one that the gate asks."""
+
+
+@dataclass(frozen=True)
+class OffPolicySummary:
+    """Either why nothing can be said, or the estimates, drawn, with what they rest on."""
+
+    refusal: str = ""
+    forest: Forest | None = None
+    decisions: int = 0
+    mean_reward: str = ""
+    ess: str = ""
+    max_weight: str = ""
+    difference: str = ""
+    against: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def off_policy_summary(evaluations: Iterable[Evaluation]) -> OffPolicySummary | None:
+    """Of the newest evaluation that asked the log; None where none did."""
+    for evaluation in evaluations:
+        found = evaluation.figures.get("off_policy")
+        if isinstance(found, dict) and evaluation.split != "file":  # a file is not asked what the log says
+            return _summary(found, evaluation.against)
+    return None
+
+
+def _summary(found: dict[str, Any], against: str) -> OffPolicySummary:
+    if "refused" in found:
+        return OffPolicySummary(refusal=str(found["refused"]))
+    lines = [_estimate_line(title, found[name]) for name, title in METHODS.items() if name in found]
+    if other := found.get("against"):
+        lines.append(_estimate_line(against or "the other", other["doubly_robust"], "level"))
+    overlap, difference = found["overlap"], found.get("difference")
+    return OffPolicySummary(
+        forest=forest_of("Estimated reward", lines, lambda v: f"{v:.4g}", zero=False, share=True),
+        decisions=int(found["decisions"]),
+        mean_reward=f"{found['logged']:.3f}",
+        ess=f"{overlap['ess']:,.0f}",
+        max_weight=f"{overlap['max_weight']:.3g}",
+        difference=f"{difference['value']:+.3f} [{difference['low']:+.3f} to {difference['high']:+.3f}]"
+        if difference
+        else "",
+        against=against,
+        warnings=tuple(overlap["warnings"]),
+    )
+
+
+def _estimate_line(label: str, figure: dict[str, float], state: str = "") -> ForestLine:
+    words = f"{figure['value']:.3f} [{figure['low']:.3f} to {figure['high']:.3f}]"
+    return ForestLine(label, words, figure["value"], figure["low"], figure["high"], state)
+
+
+OUTCOME_TITLES = ((WIN, "Wins"), (LOSS, "Losses"), (TIE, "Ties"))
+
+
+@page(READ)
+def policy_answers(request: HttpRequest, name: str) -> HttpResponse:
+    """One prompt with both answers: `?show=win`, `loss` or `tie`, `?at=` its number among them."""
+    policy = get_object_or_404(Policy, name=name)
+    evaluation = evaluation_newest_paired(policy)
+    every = answers_compared(evaluation) if evaluation else []
+    counts, show = counts_of(every), request.GET.get("show", "")
+    if show and show not in counts:
+        raise Http404("expected show=win, loss or tie")
+    matches = [one for one in every if show in ("", one.outcome)]
+    number_text = request.GET.get("at", "1")
+    number = min(
+        max(
+            int(number_text)
+            if number_text.isascii() and number_text.isdigit() and len(number_text) < 9
+            else 1,
+            1,
+        ),
+        len(matches),
+    )
+    context = {
+        "policy": policy,
+        "evaluation": evaluation,
+        "against": evaluation.against if evaluation else "",
+        "one": matches[number - 1] if matches else None,
+        "at": number,
+        "among": len(matches),
+        "all": len(every),
+        "show": show,
+        "kinds": [(key, title, counts[key]) for key, title in OUTCOME_TITLES],
+        "before": number - 1 if number > 1 else None,
+        "after": number + 1 if number < len(matches) else None,
+    }
+    return render(request, "rl/policy_answers.html", context)
+
+
+# --- Reward models ---------------------------------------------------------------------------------------------
+
+
+def _reward_model_row(version: RewardModelVersion) -> dict[str, Any]:
+    return {
+        "version": version,
+        "share": share_of({"ranking": version.ranking}, "ranking"),
+        "words": reward_model_service.ranking_text(version.ranking),
+        "what": reward_model_service.WORDS.get(str(version.ranking.get("what")), "held-out ratings"),
+        "better": reward_model_service.ranks_above_chance(version.ranking),
+    }
+
+
+@page(READ)
+def reward_models(request: HttpRequest) -> HttpResponse:
+    """Every reward model, newest first within its agent; `?agent=`."""
+    rows = RewardModelVersion.objects.order_by("agent", "-pk")
+    if agent_filter := request.GET.get("agent"):
+        rows = rows.filter(agent=agent_filter)
+    return render(
+        request,
+        "rl/reward_models.html",
+        {"rows": [_reward_model_row(row) for row in rows], "asked": agent_filter},
+    )
+
+
+@page(READ)
+def reward_model(request: HttpRequest, name: str) -> HttpResponse:
+    """One reward model: what it ranks right, its files, what learnt from it, history, and the moves."""
+    found = get_object_or_404(RewardModelVersion.objects.select_related("run"), name=name)
+    learners = TrainingRun.objects.filter(agent=found.agent, recipe__reward__icontains=f"model:{found.name}")
+    return render(
+        request,
+        "rl/reward_model.html",
+        {
+            **_reward_model_row(found),
+            "difference": share_of(found.ranking, "difference"),
+            "events": found.events.all()[:100],
+            "learners": [run for run in learners.select_related("policy") if registry_named(run, found)],
+            "moves": list(reward_model_service.MOVES[found.stage]) if request.user.has_perm(MOVE) else [],
+        },
+    )
+
+
+def registry_named(run: TrainingRun, version: RewardModelVersion) -> bool:
+    """True if a run's rewards name this very version, and not one whose name begins with its name."""
+    return f"model:{version.name}" in [spec.strip() for spec in str(run.recipe["reward"]).split(",")]
+
+
+@button(MOVE)
+def reward_model_move(request: HttpRequest, name: str) -> HttpResponse:
+    """Promote or retire; what the registry says is shown."""
+    found = get_object_or_404(RewardModelVersion, name=name)
+    try:
+        moved = reward_model_service.reward_model_move(
+            found,
+            request.POST.get("move", ""),
+            actor=request.user.get_username(),
+            reason=request.POST.get("reason", "").strip(),
+            force=request.POST.get("force") == "on",
+        )
+    except reward_model_service.RewardModelRefused as refusal:
+        messages.error(request, str(refusal))
+    else:
+        messages.success(request, f"{moved.name} is {moved.stage} now.")
+    return redirect("reward-model", name)

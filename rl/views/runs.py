@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required, permission_required
 from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.views.decorators.http import require_POST, require_safe
 
-from backend.http import redirect_back
+from backend.http import button, page, redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN
 from rl.charts.lines import SLOTS
@@ -36,9 +34,7 @@ from rl.views.next_step import stations_of, step_next
 RUNS_PER_PAGE = 30
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
-@require_safe
+@page(SCOPE_PERMISSIONS["rate"])
 def home(request: HttpRequest) -> HttpResponse:
     """Home page: the state of every agent, and its next action."""
     cards = agent_cards()
@@ -48,9 +44,7 @@ def home(request: HttpRequest) -> HttpResponse:
     return render(request, "rl/home.html", {"shown": shown, "live": any(card.works for card in cards)})
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
-@require_safe
+@page(SCOPE_PERMISSIONS["rate"])
 def runs(request: HttpRequest) -> HttpResponse:
     """Training runs, newest first; `?agent=` and `?page=`."""
     agent = request.GET.get("agent") or None
@@ -60,9 +54,7 @@ def runs(request: HttpRequest) -> HttpResponse:
     return render(request, "rl/runs.html", {"page": page, "agent": agent, "most": SLOTS})
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
-@require_safe
+@page(SCOPE_PERMISSIONS["rate"])
 def runs_compared(request: HttpRequest) -> HttpResponse:
     """Two to SLOTS runs on the same charts, with a table of what differs: `?run=3&run=5`."""
     run_names = list(dict.fromkeys(request.GET.getlist("run")))
@@ -85,9 +77,7 @@ def runs_compared(request: HttpRequest) -> HttpResponse:
     return render(request, "rl/runs_compared.html", context)
 
 
-@login_required
-@permission_required("rl.change_trainingrun", raise_exception=True)
-@require_POST
+@button("rl.change_trainingrun")
 def run_new(request: HttpRequest) -> HttpResponse:
     """Have an agent trained on what was rated, by the method its feedback asks for, and the policy judged; the workers
     take it up. A person promotes it."""
@@ -104,9 +94,7 @@ def run_new(request: HttpRequest) -> HttpResponse:
     return redirect_back(request, "run", placed.pk)
 
 
-@login_required
-@permission_required(SCOPE_PERMISSIONS["rate"], raise_exception=True)
-@require_safe
+@page(SCOPE_PERMISSIONS["rate"])
 def run(request: HttpRequest, pk: int) -> HttpResponse:
     """One run: its state, curves, recipe, and what was left out of its data."""
     run_row = run_get(pk)
@@ -153,9 +141,7 @@ def _omissions(found: TrainingRun) -> list[tuple[str, str, int]]:
     return sorted(((name, words.get(name, ""), count) for name, count in counted), key=lambda row: -row[2])
 
 
-@login_required
-@permission_required("rl.change_trainingrun", raise_exception=True)
-@require_POST
+@button("rl.change_trainingrun")
 def run_cancel(request: HttpRequest, pk: int) -> HttpResponse:
     """Stop a run, in the name of who pressed it."""
     found = run_get(pk)

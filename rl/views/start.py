@@ -17,8 +17,9 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
+from backend.http import button
 from feedback.accounts.authentication import KeyRefused
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.cache import StampedCache
@@ -42,9 +43,9 @@ from rl.registry.checklist import policy_verdict, promotion_of
 from rl.registry.comparisons import answers_compared, counts_of, evaluation_newest_paired
 from rl.registry.service import rollback_possible
 from rl.selectors import AgentCard, agent_cards
-from rl.upstreams.service import UpstreamRefused
-from rl.views.connect import MAKE_KEYS, agent_connect, app_key_create, connect_context, connecting_agent
+from rl.upstreams import UpstreamRefused
 from rl.views.next_step import FAULT, NOW, OPEN, GuideStep, feedback_minimum, guide_of, step_next
+from rl.views.upstreams import MAKE_KEYS, agent_connect, app_key_create, connect_context, connecting_agent
 
 OPERATE, MOVE = SCOPE_PERMISSIONS["operate"], "rl.change_policy"
 UPLOAD_KEY, AGENT_KEY = "start_upload", "start_agent"
@@ -171,9 +172,7 @@ def _question(policy: Policy) -> str:
 
 @sensitive_post_parameters("key")
 @never_cache
-@login_required
-@permission_required(OPERATE, raise_exception=True)
-@require_POST
+@button(OPERATE)
 def start_connect(request: HttpRequest) -> HttpResponse:
     """Set an agent up as the form says, and show its snippets."""
     given = {name: str(value).strip() for name, value in request.POST.items() if name != "key"}
@@ -188,9 +187,7 @@ def start_connect(request: HttpRequest) -> HttpResponse:
 
 
 @never_cache
-@login_required
-@permission_required([OPERATE, MAKE_KEYS], raise_exception=True)
-@require_POST
+@button([OPERATE, MAKE_KEYS])
 def start_key(request: HttpRequest) -> HttpResponse:
     """Make a key for an agent's app, and show it in the snippets once."""
     agent = request.POST.get("agent", "")
@@ -301,9 +298,7 @@ def start_bring(request: HttpRequest) -> HttpResponse:
 
 
 @csrf_protect
-@login_required
-@permission_required(OPERATE, raise_exception=True)
-@require_POST
+@button(OPERATE)
 def _start_bring(request: HttpRequest) -> HttpResponse:
     if request.POST.get("token"):
         upload = _session_upload(request)
@@ -351,9 +346,7 @@ def _trial_response(request: HttpRequest, upload: Upload, *, fault: str = "") ->
     return render(request, "rl/start_tried.html", context, status=400 if trial.fault else 200)
 
 
-@login_required
-@permission_required(OPERATE, raise_exception=True)
-@require_POST
+@button(OPERATE)
 def start_take(request: HttpRequest) -> HttpResponse:
     """Import the lines that this session tried, and go on with their agent."""
     upload = _session_upload(request)

@@ -1,26 +1,41 @@
-"""The page of upstreams: list them, add, change, test and remove one. API keys are typed here and never shown."""
+"""Connecting: the page of upstreams, and the first step of the guided start. API keys are typed here, never shown."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
+from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods
 
+from backend.http import button
+from feedback.accounts.authentication import key_create
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from rl.models import Upstream
+from feedback.messages import ChatMessage
+from feedback.models import ApiKey, Decision
+from feedback.selectors import SLUG_PATTERN
+from feedback.services import agent_set_up
+from rl.models import Policy, Upstream
+from rl.registry.service import champion_of
+from rl.serving.routing import AgentUnknown, agent_check
 from rl.serving.upstream_test import upstream_test
-from rl.upstreams.service import (
+from rl.upstreams import (
     UpstreamRefused,
+    hosted_policy_create,
     key_place,
     upstream_add,
     upstream_change,
+    upstream_fill,
     upstream_get,
     upstream_remove,
+    url_fault,
     url_warning,
 )
 
@@ -47,9 +62,7 @@ def upstreams(request: HttpRequest) -> HttpResponse:
 
 
 @sensitive_post_parameters("key")
-@login_required
-@permission_required(OPERATE, raise_exception=True)
-@require_POST
+@button(OPERATE)
 def upstream_act(request: HttpRequest, name: str) -> HttpResponse:
     """Change, test or remove an upstream, as `act` says."""
     try:
@@ -90,3 +103,131 @@ def _page(request: HttpRequest, *, status: int = 200, **more: Any) -> HttpRespon
     ]
     context = {"rows": rows, "given": {}, "fields": {}, "dialects": Upstream.Dialect.choices, **more}
     return render(request, "rl/upstreams.html", context, status=status)
+
+
+# --- First step of the guided start ----------------------------------------------------------------------------
+
+
+MAKE_KEYS = "feedback.add_apikey"
+APP, OTHER = "app", "url"
+"""Choices beside the providers: the app calls its model itself, or a server of its own answers."""
+QUESTION = "My parcel is late. What can I do?"
+
+
+class Provider(NamedTuple):
+    """A provider that the page offers."""
+
+    key: str
+    title: str
+    url: str
+    dialect: str
+    model: str
+    """Example of a model's id."""
+    key_env: str
+
+
+PROVIDERS = (
+    Provider("openai", "OpenAI", "https://api.openai.com/v1", "openai", "gpt-5-mini", "OPENAI_API_KEY"),
+    Provider(
+        "anthropic",
+        "Anthropic",
+        "https://api.anthropic.com/v1",
+        "anthropic",
+        "claude-sonnet-4-5",
+        "ANTHROPIC_API_KEY",
+    ),
+)
+
+
+def connecting_agent(request: HttpRequest) -> str:
+    """The agent of the address where it was set up and decided nothing yet; empty for another."""
+    slug = request.GET.get("agent", "")
+    if not re.fullmatch(SLUG_PATTERN, slug):
+        return ""
+    try:
+        agent_check(slug)
+    except AgentUnknown:
+        return ""
+    return slug
+
+
+def connect_context(request: HttpRequest, slug: str) -> dict[str, Any]:
+    """Context of the step: the choices, or an agent's snippets and its newest decision."""
+    champion = champion_of(slug) if slug else None
+    hosted = champion is not None and champion.kind == Policy.Kind.HOSTED
+    arrived = Decision.objects.filter(agent=slug).order_by("-created_at").first() if slug else None
+    return {
+        "connected": bool(slug) and request.GET.get("again") is None,
+        "hosted": champion if hosted else None,
+        "providers": PROVIDERS,
+        "present": list(Upstream.objects.all()),
+        "dialects": Upstream.Dialect.choices,
+        "server": request.build_absolute_uri("/").rstrip("/"),
+        "base_url": request.build_absolute_uri("/v1"),
+        "question": QUESTION,
+        "app_key": "",
+        "may_make_keys": request.user.has_perm(MAKE_KEYS),
+        "arrived": arrived,
+        "asked": ChatMessage.model_validate(arrived.messages[-1]).text
+        if arrived and arrived.messages
+        else "",
+    }
+
+
+def agent_connect(given: Mapping[str, str], key: str, *, actor: str) -> Policy | None:
+    """Set an agent up: an upstream answers for it from now on, or its app calls its model itself (None).
+
+    A new upstream is asked once first. Raises UpstreamRefused.
+    """
+    agent, answers = given.get("agent", "").lower(), given.get("answers", "")
+    if not re.fullmatch(SLUG_PATTERN, agent):
+        fault = "expected a short name such as support-bot"
+        raise UpstreamRefused(f"agent: {fault}", {"agent": fault})
+    if answers == APP:
+        agent_set_up(agent)
+        return None
+    upstream = _upstream(answers, given, key)
+    with transaction.atomic():
+        upstream.save()
+        return hosted_policy_create(agent, upstream, actor=actor)
+
+
+def app_key_create(agent: str) -> str:
+    """A new key for an agent's app, which may record and rate. Raises KeyRefused."""
+    number = ApiKey.objects.filter(name__startswith=f"{agent} app").count()
+    return key_create(f"{agent} app{f' {number + 1}' if number else ''}", ["ingest", "rate"])[1]
+
+
+def _upstream(answers: str, given: Mapping[str, str], key: str) -> Upstream:
+    """The upstream that was chosen: one that is there, or a new one that answered. Raises UpstreamRefused."""
+    if answers.startswith("upstream:"):
+        return upstream_get(answers.removeprefix("upstream:"))
+    provider = next((one for one in PROVIDERS if one.key == answers), None)
+    if provider is None and answers != OTHER:
+        raise UpstreamRefused("Choose what answers today")
+    url = provider.url if provider else given.get("url", "")
+    if fault := url_fault(url):
+        raise UpstreamRefused(f"url: {fault}", {"url": fault})
+    values = {
+        "name": _name_free(provider.key if provider else (urlsplit(url).hostname or "upstream")),
+        "url": url,
+        "dialect": provider.dialect if provider else given.get("dialect") or Upstream.Dialect.OPENAI,
+        "model": given.get("model", ""),
+        "key_env": "" if key else given.get("key_env", ""),
+    }
+    upstream = upstream_fill(Upstream(), values, key)
+    if given.get("untested") != "on":
+        upstream_test(upstream)
+    return upstream
+
+
+def _name_free(host: str) -> str:
+    """A name for an upstream that no other has: api.example.com becomes example, then example-2."""
+    parts = [
+        part
+        for part in re.split(r"[^a-z0-9-]+", host.lower())
+        if part not in ("", "api", "www", "com", "org")
+    ]
+    name = ("-".join(parts).strip("-") or "upstream")[:50]
+    taken = set(Upstream.objects.filter(name__startswith=name).values_list("name", flat=True))
+    return next(one for one in (name, *(f"{name}-{n}" for n in range(2, len(taken) + 3))) if one not in taken)

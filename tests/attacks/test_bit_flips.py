@@ -20,7 +20,7 @@ from rl.registry import integrity
 from rl.reward_models.service import fault_of
 from rl.serving import files
 from rl.serving.base import BASE, Model
-from rl.serving.preparation import model_of
+from rl.serving.files import model_of
 from rl.training.loading import PolicyLoadError, model_located
 from rl.training.result import checkpoint_is_whole, checkpoint_seal
 from tests.support.campaign_scale import scaled

@@ -46,7 +46,7 @@ def gguf_files() -> Files:
 
     home = Path(mkdtemp(prefix="ratchet-gguf-"))
     plain = source_open(str(BUNDLED), None)
-    writer_for(plain, None, None).write(home / "base.gguf", "f16", "base", lambda *_: None)
+    writer_for(plain).write(home / "base.gguf", "f16", "base", lambda *_: None)
     for name, seed in (("one", 1), ("two", 2)):
         source = source_open(str(BUNDLED), tiny_adapter(BUNDLED, home / name, seed=seed))
         layout = layout_of(source.weights.base.config)

@@ -29,7 +29,7 @@ from tests.support.state_model import Facts, Model, line_of
 AGENTS, UNITS, RATERS = ("helper", "filer"), ("", "u1", "u2"), ("ann", "bob")
 PAGES = (
     "/api/decisions/", "/api/imports/", "/api/withdrawals/", "/api/agreement/?agent=helper", "/api/online/helper/",
-    "/api/policies/helper", "/api/suggestions/helper/", "/api/decisions/?q=secret", "/api/decisions/?rated=true",
+    "/api/policies/helper", "/api/decisions/?q=secret", "/api/decisions/?rated=true",
 )  # fmt: skip
 
 agents, units, raters = st.sampled_from(AGENTS), st.sampled_from(UNITS), st.sampled_from(RATERS)

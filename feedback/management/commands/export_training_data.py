@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from feedback.selectors import agent_slugs
 from feedback.transfer import formats
 from feedback.transfer.export import FeedbackExportRefused, file_export, filename
@@ -41,27 +41,29 @@ class Command(RatchetCommand):
         "--output pairs.jsonl"
     )
 
+    class Options(CommandOptions):
+        output: str | None = None
+        """F: The file, gzipped where it ends in .gz (default: AGENT.FORMAT.jsonl). Example: --output
+        pairs.jsonl"""
+        require_feedback: bool = False
+        """Only decisions with a rating, comparison or outcome (default: all decisions)."""
+
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
+        parser.add_argument(
+            "--format",
+            default="ratchet",
+            choices=list(formats.SHAPES),
+            metavar="F",
+            help=f"Format (default ratchet, which is lossless): {', '.join(formats.SHAPES)}. "
+            "Example: --format trl-unpaired",
+        )
         parser.add_argument(
             "--agent-type",
             "--agent",
             dest="agent",
             metavar="SLUG",
             help="Agent whose feedback is written (default: all). Example: --agent widgets",
-        )
-        parser.add_argument(
-            "--format",
-            default="ratchet",
-            choices=list(formats.SHAPES),
-            metavar="F",
-            help="Format (default ratchet, which is lossless): "
-            f"{', '.join(formats.SHAPES)}. Example: --format trl-unpaired",
-        )
-        parser.add_argument(
-            "--output",
-            metavar="F",
-            help="The file, gzipped where it ends in .gz (default: AGENT.FORMAT.jsonl). Example: --output pairs.jsonl",
         )
         parser.add_argument(
             "--limit",
@@ -75,11 +77,6 @@ class Command(RatchetCommand):
             default=RAW_LOW,
             help="Only decisions with at least this raw reward, from -2 to 2; for pairs, that of the chosen "
             "response (default -2.0: also those without a reward). Example: --min-reward 0.5",
-        )
-        parser.add_argument(
-            "--require-feedback",
-            action="store_true",
-            help="Only decisions with a rating, comparison or outcome (default: all decisions).",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:

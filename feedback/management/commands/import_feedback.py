@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from pydantic import Field
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from feedback.transfer import formats, import_
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.import_report import ImportReport, next_steps, total_of
@@ -22,65 +23,45 @@ class Command(RatchetCommand):
         "support-bot"
     )
 
+    class Options(CommandOptions):
+        agent: str | None = Field(
+            None,
+            description="SLUG: Agent that the decisions are stored for (default: the file's, else "
+            f"{import_.DEFAULT_AGENT}). Example: --agent support-bot",
+        )
+        map: str = ""
+        """FIELD=COLUMN,...: Map fields to columns (default: recognised by the columns' names); dots in a name
+        are a path into nested rows. Example: --map prompt=question,response=answer,rating=stars"""
+        rater: str | None = None
+        """COLUMN: Column with the rater's name (default: recognised by its name). Example: --rater
+        annotator"""
+        ratings_file: str | None = None
+        """F: File of the ratings, for formats with two files. Example: --ratings-file ratings.json"""
+        licence: str = ""
+        """NAME: Licence of the data, stored with the import (default: none). Example: --licence CC-BY-4.0"""
+        simulated: bool = False
+        """Mark the ratings as simulated: given by a model or a script (default: by people)."""
+        skip_bad: bool = False
+        """Leave out rows that cannot be read (default: refuse the file)."""
+        dry_run: bool = False
+        """Print what would be imported; change nothing."""
+
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
+        parser.add_argument(
+            "--format",
+            default="auto",
+            choices=list(dict.fromkeys(["auto", *formats.FORMATS, *formats.SHAPES])),
+            metavar="F",
+            help="Format of the files (default auto: recognised by their rows): "
+            f"{', '.join(formats.FORMATS)}, or a name that export_training_data writes. Example: --format trl",
+        )
         parser.add_argument(
             "files",
             nargs="+",
             metavar="FILE",
             help="JSON, JSON lines, CSV, TSV or Parquet; plain, or compressed as gzip, zstd or zip. "
             "Example: ratings.csv",
-        )
-        parser.add_argument(
-            "--format",
-            default="auto",
-            choices=["auto", *dict.fromkeys([*formats.FORMATS, *formats.SHAPES])],
-            metavar="F",
-            help="Format of the files (default auto: recognised by their rows): "
-            f"{', '.join(formats.FORMATS)}, or a name that export_training_data writes. Example: "
-            "--format trl",
-        )
-        parser.add_argument(
-            "--agent",
-            metavar="SLUG",
-            help="Agent that the decisions are stored for (default: the file's, else "
-            f"{import_.DEFAULT_AGENT}). Example: --agent support-bot",
-        )
-        parser.add_argument(
-            "--map",
-            default="",
-            metavar="FIELD=COLUMN,...",
-            help="Map fields to columns (default: recognised by the columns' names); dots in a name are "
-            "a path into nested rows. Example: --map prompt=question,response=answer,rating=stars",
-        )
-        parser.add_argument(
-            "--rater",
-            metavar="COLUMN",
-            help="Column with the rater's name (default: recognised by its name). Example: --rater annotator",
-        )
-        parser.add_argument(
-            "--ratings-file",
-            metavar="F",
-            help="File of the ratings, for formats with two files. Example: --ratings-file ratings.json",
-        )
-        parser.add_argument(
-            "--licence",
-            default="",
-            metavar="NAME",
-            help="Licence of the data, stored with the import (default: none). Example: --licence CC-BY-4.0",
-        )
-        parser.add_argument(
-            "--simulated",
-            action="store_true",
-            help="Mark the ratings as simulated: given by a model or a script (default: by people).",
-        )
-        parser.add_argument(
-            "--skip-bad",
-            action="store_true",
-            help="Leave out rows that cannot be read (default: refuse the file).",
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="Print what would be imported; change nothing."
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandParser
-
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from feedback.api.imports import Import
 from feedback.transfer.import_report import batches, count_text
 
@@ -19,21 +17,11 @@ class Command(RatchetCommand):
         "it was undone. Example: manage.py imports --agent support-bot"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--agent",
-            default="",
-            metavar="SLUG",
-            help="Only imports of this agent (default: all). Example: --agent filer",
-        )
-        parser.add_argument(
-            "--limit",
-            type=int,
-            default=50,
-            metavar="N",
-            help="List at most N imports (default 50). Example: --limit 10",
-        )
+    class Options(CommandOptions):
+        agent: str = ""
+        """SLUG: Only imports of this agent (default: all). Example: --agent filer"""
+        limit: int = 50
+        """N: List at most N imports (default 50). Example: --limit 10"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         rows = batches(options["agent"])

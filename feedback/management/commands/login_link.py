@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import CommandParser
-
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from feedback.accounts.sign_in import signin_link
 
 
@@ -17,17 +15,12 @@ class Command(RatchetCommand):
         "may open the admin. Example: manage.py login_link --user ada"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--user", default="admin", help="Who signs in (default: admin). Example: --user ada"
-        )
-        parser.add_argument(
-            "--base-url",
-            default="http://localhost:8000",
-            help="Address under which people open Ratchet (default: http://localhost:8000). Example: "
-            "--base-url https://ratchet.example",
-        )
+    class Options(CommandOptions):
+        user: str = "admin"
+        """Who signs in (default: admin). Example: --user ada"""
+        base_url: str = "http://localhost:8000"
+        """Address under which people open Ratchet (default: http://localhost:8000). Example: --base-url
+        https://ratchet.example"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         return asdict(signin_link(options["user"], options["base_url"]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from feedback.rating.requests import SampleRefused, sample_draw
 
 
@@ -18,18 +18,15 @@ class Command(RatchetCommand):
         "Example: manage.py sample_decisions --agent support-bot"
     )
 
+    class Options(CommandOptions):
+        count: int = 50
+        """Decisions to draw (default 50). Example: --count 100"""
+        days: int = 7
+        """Draw from the last so many days (default 7). Example: --days 30"""
+
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument("--agent", required=True, help="Agent to draw from. Example: --agent support-bot")
-        parser.add_argument(
-            "--count", type=int, default=50, help="Decisions to draw (default 50). Example: --count 100"
-        )
-        parser.add_argument(
-            "--days",
-            type=int,
-            default=7,
-            help="Draw from the last so many days (default 7). Example: --days 30",
-        )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.management.base import CommandParser
-
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from feedback.erasure.withdrawals import trained_text
 from feedback.transfer.import_report import count_text
 from feedback.transfer.import_undo import Undone, UndoRefused, import_undo
@@ -22,20 +20,14 @@ class Command(RatchetCommand):
         "import, --force is needed. Example: manage.py undo_import 7 --dry-run"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "number", type=int, metavar="N", help="Number of the import, as `imports` lists it."
-        )
-        parser.add_argument(
-            "--dry-run", action="store_true", help="Count and list; remove nothing (default: remove)."
-        )
-        parser.add_argument(
-            "--force",
-            action="store_true",
-            help="Undo it although something was trained on it (default: refuse). Trained policies are not "
-            "changed.",
-        )
+    class Options(CommandOptions):
+        number: int
+        """N: Number of the import, as `imports` lists it."""
+        dry_run: bool = False
+        """Count and list; remove nothing (default: remove)."""
+        force: bool = False
+        """Undo it although something was trained on it (default: refuse). Trained policies are not
+        changed."""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from feedback.erasure.withdrawals import (
     Withdrawn,
     decisions_withdraw,
@@ -29,6 +29,28 @@ class Command(RatchetCommand):
         "manage.py withdraw_decisions --unit load-test --dry-run"
     )
 
+    class Options(CommandOptions):
+        batch: int | None = None
+        """N: Decisions of the import with this number. Example: --batch 7"""
+        agent: str = ""
+        """SLUG: Decisions of this agent (default: of all). Example: --agent filer"""
+        unit: str = ""
+        """Decisions for this unit (user or session), exactly as the app sent it. Example: --unit user-17"""
+        source: str = ""
+        """Decisions of this source: app, gateway, ... Example: --source simulation"""
+        since: str = ""
+        """TIME: Recorded at this time or later, ISO 8601. Example: --since 2026-11-01"""
+        until: str = ""
+        """TIME: Recorded before this time, ISO 8601. Example: --until 2026-11-02T10:00:00Z"""
+        reason: str = ""
+        """Reason, kept on record. Example: --reason 'load test'"""
+        dry_run: bool = False
+        """Count and list; withdraw nothing (default: withdraw)."""
+        restore: int | None = None
+        """N: Undo withdrawal N. Example: --restore 3"""
+        list: bool = False
+        """List the withdrawals, newest first."""
+
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         add = parser.add_argument
@@ -40,50 +62,6 @@ class Command(RatchetCommand):
             metavar="UUID",
             help="Id of a decision; repeatable. Example: --id 6f1c... ",
         )
-        add(
-            "--batch",
-            type=int,
-            metavar="N",
-            help="Decisions of the import with this number. Example: --batch 7",
-        )
-        add(
-            "--agent",
-            default="",
-            metavar="SLUG",
-            help="Decisions of this agent (default: of all). Example: --agent filer",
-        )
-        add(
-            "--unit",
-            default="",
-            help="Decisions for this unit (user or session), exactly as the app sent it. Example: --unit "
-            "user-17",
-        )
-        add(
-            "--source",
-            default="",
-            help="Decisions of this source: app, gateway, ... Example: --source simulation",
-        )
-        add(
-            "--since",
-            default="",
-            metavar="TIME",
-            help="Recorded at this time or later, ISO 8601. Example: --since 2026-11-01",
-        )
-        add(
-            "--until",
-            default="",
-            metavar="TIME",
-            help="Recorded before this time, ISO 8601. Example: --until 2026-11-02T10:00:00Z",
-        )
-        add("--reason", default="", help='Reason, kept on record. Example: --reason "load test"')
-        add("--dry-run", action="store_true", help="Count and list; withdraw nothing (default: withdraw).")
-        add(
-            "--restore",
-            type=int,
-            metavar="N",
-            help="Undo withdrawal N. Example: --restore 3",
-        )
-        add("--list", action="store_true", help="List the withdrawals, newest first.")
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["list"]:

@@ -8,13 +8,53 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand, options_add
 from feedback.agents.changes import agent_delete, agent_rename
 from feedback.erasure.withdrawals import trained_text
 from feedback.selectors import SLUG_PATTERN
 from rl.base_models.service import agent_base_model, base_model_set
 from rl.base_models.sources import SourceRefused
-from rl.management.options import base_model_given, base_model_option
+from rl.management.options import base_model_field, base_model_given
+
+
+class SetOptions(CommandOptions):
+    agent: str
+    """AGENT: The agent's slug."""
+    base_model: str | None = base_model_field(
+        "--base-model",
+        "Base model that is trained, evaluated against, and answers before there is a champion; none removes the "
+        "setting",
+        "print the present one",
+    )
+
+
+class RenameOptions(CommandOptions):
+    agent: str
+    """AGENT: Present slug of the agent."""
+    new: str
+    """NEW: New slug; no other agent may have it."""
+    dry_run: bool = False
+    """Print what would be renamed; change nothing."""
+
+
+class DeleteOptions(CommandOptions):
+    agent: str
+    """AGENT: The agent's slug."""
+    dry_run: bool = False
+    """Print what would be deleted; delete nothing."""
+    force: bool = False
+    """Delete its runs and policies too (default: refuse if there are any)."""
+
+
+ACTIONS: dict[str, tuple[str, type[CommandOptions]]] = {
+    "rename": ("Give an agent another name. Example: agent rename filer sorter", RenameOptions),
+    "delete": ("Delete an agent and all its data. Example: agent delete filer --dry-run", DeleteOptions),
+    "set": (
+        "Set or show an agent's base model. Example: agent set support-bot --base-model smollm2",
+        SetOptions,
+    ),
+}
+"""Action -> help and options."""
 
 
 class Command(RatchetCommand):
@@ -26,46 +66,12 @@ class Command(RatchetCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        commands = parser.add_subparsers(dest="action", required=True, metavar="set|rename|delete")
-        rename = commands.add_parser(
-            "rename", help="Give an agent another name. Example: agent rename filer sorter"
-        )
-        rename.add_argument("agent", metavar="AGENT", help="Present slug of the agent.")
-        rename.add_argument("new", metavar="NEW", help="New slug; no other agent may have it.")
-        rename.add_argument(
-            "--dry-run", action="store_true", help="Print what would be renamed; change nothing."
-        )
-        delete = commands.add_parser(
-            "delete", help="Delete an agent and all its data. Example: agent delete filer --dry-run"
-        )
-        settle = commands.add_parser(
-            "set",
-            help="Set or show an agent's base model. Example: agent set support-bot --base-model smollm2",
-        )
-        settle.add_argument("agent", metavar="AGENT", help="The agent's slug.")
-        base_model_option(
-            settle,
-            "--base-model",
-            "Base model that is trained, evaluated against, and answers before there is a champion; none removes the "
-            "setting",
-            "print the present one",
-        )
-        for sub in (settle, rename, delete):
-            sub.add_argument(
-                "--json",
-                action="store_true",
-                default=argparse.SUPPRESS,
-                help="The same as --json before the action.",
-            )
-        delete.add_argument("agent", metavar="AGENT", help="The agent's slug.")
-        delete.add_argument(
-            "--dry-run", action="store_true", help="Print what would be deleted; delete nothing."
-        )
-        delete.add_argument(
-            "--force",
-            action="store_true",
-            help="Delete its runs and policies too (default: refuse if there are any).",
-        )
+        actions = parser.add_subparsers(dest="action", required=True, metavar="set|rename|delete")
+        for action, (text, options) in ACTIONS.items():
+            sub = actions.add_parser(action, help=text)
+            options_add(sub, options)
+            again = "The same as --json before the action."
+            sub.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=again)
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         if options["action"] == "set":

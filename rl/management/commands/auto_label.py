@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandParser
-
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from rl.jobs import label
 from rl.jobs.estimates import agent_for
-from rl.management.options import base_model_given, base_model_option
+from rl.management.options import base_model_field, base_model_given
 
 
 class Command(RatchetCommand):
@@ -19,33 +17,19 @@ class Command(RatchetCommand):
         "auto_label --agent support-bot"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--agent",
-            metavar="SLUG",
-            help="Whose decisions (default: the only agent's). Example: --agent filer",
-        )
-        parser.add_argument(
-            "--limit",
-            type=int,
-            default=label.MAX_SUGGESTIONS,
-            metavar="N",
-            help="How many unrated decisions to suggest a rating for, newest first (default %(default)s). "
-            "Example: --limit 200",
-        )
-        base_model_option(
-            parser,
+    class Options(CommandOptions):
+        base_model: str | None = base_model_field(
             "--base-model",
             "Base model whose embeddings are features",
             "the champion's base model, else the agent's",
         )
-        parser.add_argument(
-            "--seed",
-            type=int,
-            default=42,
-            help="Seed of the cross-validation folds (default 42). Example: --seed 7",
-        )
+        agent: str | None = None
+        """SLUG: Whose decisions (default: the only agent's). Example: --agent filer"""
+        limit: int = label.MAX_SUGGESTIONS
+        """N: How many unrated decisions to suggest a rating for, newest first (default %(default)s). Example:
+        --limit 200"""
+        seed: int = 42
+        """Seed of the cross-validation folds (default 42). Example: --seed 7"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         base_model = base_model_given(options["base_model"], self)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import CommandParser
-
 from backend.backups.archive import backup
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 
 
 class Command(RatchetCommand):
@@ -18,11 +16,9 @@ class Command(RatchetCommand):
         "manage.py backup /backups/2026-11-22"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "folder", type=Path, help="New or empty folder to write to. Example: /backups/monday"
-        )
+    class Options(CommandOptions):
+        folder: Path
+        """New or empty folder to write to. Example: /backups/monday"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         with self.bar("backup (bytes)") as bar:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from django.core.management.base import CommandParser
 
 from backend import next_steps
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from rl.evaluation import benchmarks
 from rl.recipes.benchmark_tasks import BENCHMARKS, bundled_names
 from rl.registry.gate_evidence import gate_bounds
@@ -20,16 +20,25 @@ class Command(RatchetCommand):
         "widgets-v312 --tasks ratchet_format"
     )
 
+    class Options(CommandOptions):
+        limit: int | None = None
+        """N: Only the first N items of each task (default: all). Example: --limit 100"""
+        fewshot: int | None = None
+        """N: Solved examples before each item (default: what the task defines, else 0). Example: --fewshot
+        5"""
+        batch_size: int = 16
+        """N: Items per batch (default 16). Example: --batch-size 4"""
+        no_chat_template: bool = False
+        """Send items as plain text, as published results of base models do (default: as chat messages, as the
+        policy is served)."""
+        hub: bool = False
+        """Download data sets that are not in the Hugging Face cache (default: no downloads)."""
+        quantization: Literal["none", "4bit"] = "none"
+        """Load the base model in 4-bit (default none). Example: --quantization 4bit"""
+
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        add = parser.add_argument
-        add(
-            "--policy",
-            required=True,
-            metavar="NAME",
-            help="A registered policy. Example: --policy widgets-v312",
-        )
-        add(
+        parser.add_argument(
             "--tasks",
             metavar="LIST",
             help=f"Tasks, separated by commas: bundled ones ({', '.join(bundled_names())}: the default)"
@@ -37,42 +46,12 @@ class Command(RatchetCommand):
             + ", paths of task folders, or tasks of the harness. "
             "Example: --tasks ratchet_options,./tasks/billing",
         )
+        add = parser.add_argument
         add(
-            "--limit",
-            type=int,
-            metavar="N",
-            help="Only the first N items of each task (default: all). Example: --limit 100",
-        )
-        add(
-            "--fewshot",
-            type=int,
-            metavar="N",
-            help="Solved examples before each item (default: what the task defines, else 0). Example: "
-            "--fewshot 5",
-        )
-        add(
-            "--batch-size",
-            type=int,
-            default=16,
-            metavar="N",
-            help="Items per batch (default 16). Example: --batch-size 4",
-        )
-        add(
-            "--no-chat-template",
-            action="store_true",
-            help="Send items as plain text, as published results of base models do (default: as chat "
-            "messages, as the policy is served).",
-        )
-        add(
-            "--hub",
-            action="store_true",
-            help="Download data sets that are not in the Hugging Face cache (default: no downloads).",
-        )
-        add(
-            "--quantization",
-            choices=["none", "4bit"],
-            default="none",
-            help="Load the base model in 4-bit (default none). Example: --quantization 4bit",
+            "--policy",
+            required=True,
+            metavar="NAME",
+            help="A registered policy. Example: --policy widgets-v312",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from feedback.selectors import agent_slugs
 from rl.datasets.reward_records import (
     RewardsRefused,
@@ -24,6 +24,15 @@ class Command(RatchetCommand):
         "Earlier rewards stay as history. Example: manage.py calculate_rewards --agent-type filer"
     )
 
+    class Options(CommandOptions):
+        outcome: tuple[str, ...] = ()
+        """NAME=GOOD:BAD: Define an outcome's reward first: GOOD is the value with reward 1, BAD the one with
+        reward 0, linear in between. Stored in the agent's reward settings; then all rewards are calculated
+        again. Repeatable. Append :strategic for long-term outcomes. Example: --agent desk --outcome
+        solved=1:0 --outcome minutes=5:60"""
+        limit: int | None = None
+        """N: Calculate at most N rewards (default: all). Example: --limit 1000"""
+
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
@@ -39,22 +48,6 @@ class Command(RatchetCommand):
             dest="everything",
             help="Calculate all again, after a change of weights or reward functions (default: only pending "
             "ones).",
-        )
-        parser.add_argument(
-            "--outcome",
-            action="append",
-            default=[],
-            metavar="NAME=GOOD:BAD",
-            help="Define an outcome's reward first: GOOD is the value with reward 1, BAD the one with "
-            "reward 0, linear in between. Stored in the agent's reward settings; then all rewards are "
-            "calculated again. Repeatable. Append :strategic for long-term outcomes. Example: --agent "
-            "desk --outcome solved=1:0 --outcome minutes=5:60",
-        )
-        parser.add_argument(
-            "--limit",
-            type=int,
-            metavar="N",
-            help="Calculate at most N rewards (default: all). Example: --limit 1000",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import CommandParser
-
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from rl.doctor import WRONG, diagnosis
 
 
@@ -17,16 +15,11 @@ class Command(RatchetCommand):
         "anything is wrong. Example: manage.py doctor --port 8000"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--host",
-            default="127.0.0.1",
-            help="Address where the server listens (default 127.0.0.1). Example: 10.0.0.4",
-        )
-        parser.add_argument(
-            "--port", type=int, default=8000, help="Port of the server (default 8000). Example: --port 8001"
-        )
+    class Options(CommandOptions):
+        host: str = "127.0.0.1"
+        """Address where the server listens (default 127.0.0.1). Example: 10.0.0.4"""
+        port: int = 8000
+        """Port of the server (default 8000). Example: --port 8001"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         findings = diagnosis(options["host"], options["port"])

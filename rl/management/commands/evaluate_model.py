@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from django.core.management.base import CommandParser
-
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from backend.disks import file_replace
 from rl.datasets.prompt_clusters import cluster_text
 from rl.evaluation.service import EvaluationOrder, evaluate
@@ -36,7 +34,7 @@ from rl.management.evaluation_text import (
     share_text,
     verdict,
 )
-from rl.management.options import base_model_given, base_model_option, verdict_lines
+from rl.management.options import base_model_field, base_model_given, verdict_lines
 from rl.models import Policy
 from rl.registry import gate_evidence
 from rl.registry.checklist import policy_verdict
@@ -48,69 +46,37 @@ class Command(RatchetCommand):
         "against another policy. Example: manage.py evaluate_model --policy widgets-v312 --compare-base"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        add = parser.add_argument
-        add("--policy", metavar="NAME", help="A registered policy. Example: --policy widgets-v312")
-        add(
-            "--checkpoint",
-            type=Path,
-            metavar="DIR",
-            help="An adapter folder, in place of --policy. Example: --checkpoint var/runs/17/checkpoint-50",
+    class Options(CommandOptions):
+        policy: str | None = None
+        """NAME: A registered policy. Example: --policy widgets-v312"""
+        checkpoint: Path | None = None
+        """DIR: An adapter folder, in place of --policy. Example: --checkpoint var/runs/17/checkpoint-50"""
+        base_model: str | None = base_model_field(
+            "--base-model", "Base model of the adapter", "the one it was trained on"
         )
-        add(
-            "--agent",
-            metavar="SLUG",
-            help="Agent whose held-out feedback is used (default: the policy's). Example: --agent filer",
-        )
-        add(
-            "--test-data",
-            type=Path,
-            metavar="F",
-            help="A file of feedback in any known format, in place of the held-out prompts. Example: "
-            "--test-data test.jsonl",
-        )
-        add("--compare-base", action="store_true", help="Compare with the base model on the same prompts.")
-        add(
-            "--compare",
-            metavar="POLICY",
-            help="Compare on the same prompts: `incumbent` (who answers users today: the champion, at first the "
-            "app's own model by its recorded answers), `base` (as --compare-base), or a policy's name. Example: "
-            "--compare incumbent",
-        )
-        base_model_option(parser, "--base-model", "Base model of the adapter", "the one it was trained on")
-        add(
-            "--no-quantization",
-            action="store_true",
-            help="Load the base model in full precision (the default of this command).",
-        )
-        add(
-            "--quantization",
-            choices=["none", "4bit", "gguf"],
-            default="none",
-            help="Load the base model in 4-bit, or also answer the same prompts with llama.cpp on the base's GGUF "
-            "file (default none). Example: --quantization gguf",
-        )
-        add(
-            "--max-samples",
-            type=int,
-            metavar="N",
-            help="Use at most N rows of each kind of evidence (default: all). Example: --max-samples 200",
-        )
-        add(
-            "--reward",
-            action="append",
-            default=[],
-            metavar="SPEC",
-            help="Reward function or reward model that scores generated answers to held-out prompts, as for "
-            "train_grpo; repeatable. Example: --reward model:assistant-rm-v120",
-        )
-        add(
-            "--output",
-            type=Path,
-            metavar="F",
-            help="Also write the JSON result to this file. Example: --output results.json",
-        )
+        agent: str | None = None
+        """SLUG: Agent whose held-out feedback is used (default: the policy's). Example: --agent filer"""
+        test_data: Path | None = None
+        """F: A file of feedback in any known format, in place of the held-out prompts. Example: --test-data
+        test.jsonl"""
+        compare_base: bool = False
+        """Compare with the base model on the same prompts."""
+        compare: str | None = None
+        """POLICY: Compare on the same prompts: `incumbent` (who answers users today: the champion, at first
+        the app's own model by its recorded answers), `base` (as --compare-base), or a policy's name. Example:
+        --compare incumbent"""
+        no_quantization: bool = False
+        """Load the base model in full precision (the default of this command)."""
+        quantization: Literal["none", "4bit", "gguf"] = "none"
+        """Load the base model in 4-bit, or also answer the same prompts with llama.cpp on the base's GGUF
+        file (default none). Example: --quantization gguf"""
+        max_samples: int | None = None
+        """N: Use at most N rows of each kind of evidence (default: all). Example: --max-samples 200"""
+        reward: tuple[str, ...] = ()
+        """SPEC: Reward function or reward model that scores generated answers to held-out prompts, as for
+        train_grpo; repeatable. Example: --reward model:assistant-rm-v120"""
+        output: Path | None = None
+        """F: Also write the JSON result to this file. Example: --output results.json"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         base_model = base_model_given(options["base_model"], self)

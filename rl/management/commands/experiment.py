@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
+from pydantic import Field
 
 from backend import next_steps
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from rl.api.experiments import experiment_represent
 from rl.experiments import schedule
 from rl.experiments.results import results_of, results_represent
@@ -37,71 +38,36 @@ class Command(RatchetCommand):
         "better-charts --to 25; manage.py experiment stop better-charts --reason done"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "action",
-            choices=["list", "show", "start", "ramp", "stop", "promote", "tick", "assign"],
-            help="What to do; tick evaluates all running experiments, as the scheduler does; assign prints "
-            "the arm of a unit. Example: list",
+    class Options(CommandOptions):
+        action: Literal["list", "show", "start", "ramp", "stop", "promote", "tick", "assign"]
+        """What to do; tick evaluates all running experiments, as the scheduler does; assign prints the arm of
+        a unit. Example: list"""
+        name: Annotated[str | None, "?"] = None
+        """Name of the experiment; for assign, the unit. Example: better-charts"""
+        agent: str | None = None
+        """SLUG: Agent whose traffic is split. Example: --agent widgets"""
+        challenger: tuple[str, ...] = ()
+        """POLICY: Policy of a further arm; repeatable. Example: --challenger widgets-v480"""
+        control: str | None = None
+        """POLICY: Policy of the control arm (default: the champion, else base). Example: --control base"""
+        metric: str | None = Field(
+            None,
+            description=f"{', '.join(METRICS)} or outcome:NAME (default thumbs_up). Example: --metric outcome:kept",
         )
-        parser.add_argument(
-            "name", nargs="?", help="Name of the experiment; for assign, the unit. Example: better-charts"
-        )
-        parser.add_argument(
-            "--agent", metavar="SLUG", help="Agent whose traffic is split. Example: --agent widgets"
-        )
-        parser.add_argument(
-            "--challenger",
-            action="append",
-            default=[],
-            metavar="POLICY",
-            help="Policy of a further arm; repeatable. Example: --challenger widgets-v480",
-        )
-        parser.add_argument(
-            "--control",
-            metavar="POLICY",
-            help="Policy of the control arm (default: the champion, else base). Example: --control base",
-        )
-        parser.add_argument(
-            "--metric",
-            default=None,
-            help=f"{', '.join(METRICS)} or outcome:NAME (default thumbs_up). Example: --metric outcome:kept",
-        )
-        parser.add_argument(
-            "--goal",
-            choices=["higher", "lower"],
-            default=None,
-            help="Whether a higher or a lower metric is better (default higher). Example: --goal lower",
-        )
-        parser.add_argument(
-            "--ramp",
-            type=int,
-            choices=RAMP,
-            default=None,
-            help="Percent of units to start with (default 1). Example: --ramp 10",
-        )
-        parser.add_argument(
-            "--to", type=int, choices=RAMP, help="Percent of units to ramp to. Example: --to 25"
-        )
-        parser.add_argument(
-            "--group",
-            default=None,
-            help="Exclusion group: its experiments share no units (default none). Example: --group prompts",
-        )
-        parser.add_argument(
-            "--bandit",
-            action="store_true",
-            help="Adapt the split by Thompson sampling, recording propensities (default: a fixed split).",
-        )
-        parser.add_argument(
-            "--promote-winner",
-            action="store_true",
-            help="Promote a winner without asking, if it passes the gate (default: propose it).",
-        )
-        parser.add_argument(
-            "--reason", default="", help=('Reason, kept on record. Example: --reason "enough seen"')
-        )
+        goal: Literal["higher", "lower"] | None = None
+        """Whether a higher or a lower metric is better (default higher). Example: --goal lower"""
+        ramp: Annotated[int | None, RAMP] = None
+        """Percent of units to start with (default 1). Example: --ramp 10"""
+        to: Annotated[int | None, RAMP] = None
+        """Percent of units to ramp to. Example: --to 25"""
+        group: str | None = None
+        """Exclusion group: its experiments share no units (default none). Example: --group prompts"""
+        bandit: bool = False
+        """Adapt the split by Thompson sampling, recording propensities (default: a fixed split)."""
+        promote_winner: bool = False
+        """Promote a winner without asking, if it passes the gate (default: propose it)."""
+        reason: str = ""
+        """Reason, kept on record. Example: --reason 'enough seen'"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action = options["action"]

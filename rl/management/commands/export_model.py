@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from django.core.management.base import CommandParser
 
 from backend import next_steps
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from rl.export.agreement import ExportAgreement
 from rl.export.exporters import EXPORTERS
 from rl.export.service import QUANTIZATIONS, ExportOrder, ExportOrderRefused, export, ollama_register
-from rl.management.options import base_model_given, base_model_option
+from rl.management.options import base_model_field, base_model_given
 from rl.serving.files import AUTO
 
 
@@ -22,23 +22,36 @@ class Command(RatchetCommand):
         "Example: manage.py export_model --policy widgets-v312 --format gguf --quantization q4_k_m"
     )
 
+    class Options(CommandOptions):
+        policy: str | None = None
+        """NAME: A registered policy. Example: --policy widgets-v312"""
+        checkpoint: Path | None = None
+        """DIR: An adapter folder, in place of --policy. Example: --checkpoint var/runs/17/checkpoint-50"""
+        base_model: str | None = base_model_field(
+            "--base-model", "Base model of the adapter", "the one it was trained on"
+        )
+        quantization: Annotated[str | None, (*QUANTIZATIONS, AUTO)] = None
+        """Quantisation of a GGUF file (default q4_k_m); auto, of a base model alone: the one it is served in.
+        Example: --quantization q8_0"""
+        output: Path | None = None
+        """File (gguf) or folder to write (default: RATCHET_HOME/exports/<policy>/). Example: --output
+        model.gguf"""
+        model_name: str | None = None
+        """NAME: Model name in the file's metadata (default: the policy's). Example: --model-name widgets"""
+        system_prompt: str | None = None
+        """TEXT: System prompt to store in a GGUF file (default: none). Example: --system-prompt 'Answer
+        briefly'"""
+
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        add = parser.add_argument
-        add("--policy", metavar="NAME", help="A registered policy. Example: --policy widgets-v312")
-        add(
-            "--checkpoint",
-            type=Path,
-            metavar="DIR",
-            help="An adapter folder, in place of --policy. Example: --checkpoint var/runs/17/checkpoint-50",
-        )
-        add(
+        parser.add_argument(
             "--format",
             choices=list(EXPORTERS),
             default="",
             help="Format (default: merged; gguf with --quantization or --register; linear for a linear "
             "policy): " + "; ".join(f"{name}: {exporter.title}" for name, exporter in EXPORTERS.items()),
         )
+        add = parser.add_argument
         add(
             "--merge",
             action="store_const",
@@ -46,31 +59,6 @@ class Command(RatchetCommand):
             dest="format",
             help="The same as --format merged.",
         )
-        add(
-            "--quantization",
-            choices=(*QUANTIZATIONS, AUTO),
-            help="Quantisation of a GGUF file (default q4_k_m); auto, of a base model alone: the one it is served in. "
-            "Example: --quantization q8_0",
-        )
-        add(
-            "--output",
-            type=Path,
-            help="File (gguf) or folder to write (default: RATCHET_HOME/exports/<policy>/). Example: "
-            "--output model.gguf",
-        )
-        add(
-            "--model-name",
-            metavar="NAME",
-            help="Model name in the file's metadata (default: the policy's). Example: --model-name widgets",
-        )
-        base_model_option(parser, "--base-model", "Base model of the adapter", "the one it was trained on")
-        add(
-            "--system-prompt",
-            metavar="TEXT",
-            help="System prompt to store in a GGUF file (default: none). Example: --system-prompt 'Answer "
-            "briefly'",
-        )
-
         add(
             "--register",
             action="store_true",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import CommandParser
-
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from rl.jobs.hardware import hardware_detect
 from rl.jobs.memory_estimate import sizes_that_fit
 from rl.recipes import recipe_named
@@ -21,14 +19,10 @@ class Command(RatchetCommand):
         "which model sizes can be trained. Example: manage.py hardware --profile cpu_only"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--profile",
-            metavar="P",
-            help="Show the settings of this profile: auto, cpu_only, desktop_cpu or gpu (default: "
-            "RATCHET_PROFILE). Example: --profile cpu_only",
-        )
+    class Options(CommandOptions):
+        profile: str | None = None
+        """P: Show the settings of this profile: auto, cpu_only, desktop_cpu or gpu (default:
+        RATCHET_PROFILE). Example: --profile cpu_only"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         found = hardware_detect(options["profile"])

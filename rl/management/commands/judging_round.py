@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
+from pydantic import Field
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from rl.evaluation.judging import INCUMBENT, MOST_PROMPTS, PROMPTS, round_answer, round_create
 from rl.models import JudgingRound
 from rl.registry import service as registry
@@ -23,51 +24,31 @@ class Command(RatchetCommand):
         "3; manage.py judging_round stop 3 --reason enough"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        add = parser.add_argument
-        add(
-            "action",
-            choices=["create", "list", "show", "stop", "answer"],
-            help="What to do; answer generates the answers of a round that waits for a worker. Example: create",
+    class Options(CommandOptions):
+        action: Literal["create", "list", "show", "stop", "answer"]
+        """What to do; answer generates the answers of a round that waits for a worker. Example: create"""
+        number: Annotated[int | None, "?"] = None
+        """Number of the round, for show, stop and answer. Example: 3"""
+        policy: str | None = None
+        """NAME: Policy to judge, for create. Example: --policy support-bot-v73"""
+        against: str = INCUMBENT
+        """NAME: Opponent: incumbent (default: the agent's champion, else its base model), base, or a policy.
+        Example: --against base"""
+        prompts: int = Field(
+            PROMPTS,
+            description=f"N: Prompts that both answer, at most {MOST_PROMPTS} (default {PROMPTS}). "
+            "Example: --prompts 100",
         )
-        add("number", nargs="?", type=int, help="Number of the round, for show, stop and answer. Example: 3")
-        add("--policy", metavar="NAME", help="Policy to judge, for create. Example: --policy support-bot-v73")
-        add(
-            "--against",
-            default=INCUMBENT,
-            metavar="NAME",
-            help="Opponent: incumbent (default: the agent's champion, else its base model), base, or a policy. "
-            "Example: --against base",
-        )
-        add(
-            "--prompts",
-            type=int,
-            default=PROMPTS,
-            metavar="N",
-            help=f"Prompts that both answer, at most {MOST_PROMPTS} (default {PROMPTS}). Example: --prompts 100",
-        )
-        add(
-            "--raters",
-            type=int,
-            default=1,
-            metavar="N",
-            help="People who judge each prompt (default 1: different people share the prompts). Example: --raters 3",
-        )
-        add(
-            "--margin",
-            type=float,
-            default=0.1,
-            metavar="SHARE",
-            help="Loss of win share below one half that still counts as not worse (default 0.1). "
-            "Example: --margin 0.05",
-        )
-        add(
-            "--agent",
-            metavar="SLUG",
-            help="Only rounds of this agent, for list. Example: --agent support-bot",
-        )
-        add("--reason", default="", help='Why it is stopped, kept on record. Example: --reason "enough"')
+        raters: int = 1
+        """N: People who judge each prompt (default 1: different people share the prompts). Example: --raters
+        3"""
+        margin: float = 0.1
+        """SHARE: Loss of win share below one half that still counts as not worse (default 0.1). Example:
+        --margin 0.05"""
+        agent: str | None = None
+        """SLUG: Only rounds of this agent, for list. Example: --agent support-bot"""
+        reason: str = ""
+        """Why it is stopped, kept on record. Example: --reason 'enough'"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action = options["action"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from rl.base_models.service import model_add, model_test, models_home
 from rl.base_models.sources import AddedModel, SourceRefused, model_remove, models_added
 from rl.models import Policy, TrainingRun
@@ -21,23 +21,13 @@ class Command(RatchetCommand):
         "~/models/llama.gguf --name llama; manage.py model list; manage.py model test smollm2"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "action", choices=["add", "list", "show", "test", "remove"], help="What to do. Example: add"
-        )
-        parser.add_argument(
-            "source",
-            nargs="?",
-            default="",
-            help="A source to add or test, or the name of a model that was added. Example: smollm2",
-        )
-        parser.add_argument(
-            "--name",
-            default="",
-            metavar="NAME",
-            help="Name of the added model (default: made from its source). Example: --name llama",
-        )
+    class Options(CommandOptions):
+        action: Literal["add", "list", "show", "test", "remove"]
+        """What to do. Example: add"""
+        source: Annotated[str, "?"] = ""
+        """A source to add or test, or the name of a model that was added. Example: smollm2"""
+        name: str = ""
+        """NAME: Name of the added model (default: made from its source). Example: --name llama"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action, source = options["action"], options["source"]

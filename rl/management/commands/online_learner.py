@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from django.core.management.base import CommandParser
 from django.db import InterfaceError, OperationalError, close_old_connections
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from backend.logs import OutageLog
 from feedback.selectors import agent_slugs
 from rl.jobs import lifecycle
@@ -28,29 +27,16 @@ class Command(RatchetCommand):
         "to the workers' schedule. Example: manage.py online_learner status --agent widgets"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "action",
-            choices=["status", "tick", "watch", "retrain", "cancel", "install"],
-            help="What to do. Example: status",
-        )
-        parser.add_argument(
-            "run", nargs="?", type=int, help="Number of the run to cancel. Example: cancel 17"
-        )
-        parser.add_argument(
-            "--agent",
-            metavar="SLUG",
-            help="Agent (default: all; for retrain the only one). Example: --agent widgets",
-        )
-        parser.add_argument(
-            "--every",
-            type=float,
-            default=None,
-            metavar="S",
-            help="Seconds between two checks of watch (default: tick_seconds in the settings). Example: "
-            "--every 5",
-        )
+    class Options(CommandOptions):
+        action: Literal["status", "tick", "watch", "retrain", "cancel", "install"]
+        """What to do. Example: status"""
+        run: Annotated[int | None, "?"] = None
+        """Number of the run to cancel. Example: cancel 17"""
+        agent: str | None = None
+        """SLUG: Agent (default: all; for retrain the only one). Example: --agent widgets"""
+        every: float | None = None
+        """S: Seconds between two checks of watch (default: tick_seconds in the settings). Example: --every
+        5"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action, agent = options["action"], options["agent"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
 from backend import next_steps
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from feedback.selectors import agent_slugs
 from rl.gates.headlines import headline_of, share_of
 from rl.management.options import verdict_lines
@@ -28,38 +28,20 @@ class Command(RatchetCommand):
         "diff widgets-v480 widgets-v980; manage.py policy verify"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "action",
-            choices=["list", "show", "promote", "reject", "rollback", "retire", "diff", "verify"],
-            help="What to do. Example: list",
-        )
-        parser.add_argument(
-            "names",
-            nargs="*",
-            help="Names of policies: one for show, promote, reject and retire, two for diff, any number for "
-            "verify (none: all); the agent for rollback. Example: widgets-v480",
-        )
-        parser.add_argument(
-            "--agent", metavar="SLUG", help="List or verify only this agent's. Example: --agent widgets"
-        )
-        parser.add_argument(
-            "--to",
-            default="champion",
-            choices=["challenger", "champion"],
-            help="Stage to promote to (default champion). Example: --to challenger",
-        )
-        parser.add_argument(
-            "--force",
-            action="store_true",
-            help="Promote although the gate is closed; needs --reason (default: refuse).",
-        )
-        parser.add_argument(
-            "--reason",
-            default="",
-            help=('Reason, kept on record. Example: --reason "the old one is offensive"'),
-        )
+    class Options(CommandOptions):
+        action: Literal["list", "show", "promote", "reject", "rollback", "retire", "diff", "verify"]
+        """What to do. Example: list"""
+        names: Annotated[list[str], "*"]
+        """Names of policies: one for show, promote, reject and retire, two for diff, any number for verify
+        (none: all); the agent for rollback. Example: widgets-v480"""
+        agent: str | None = None
+        """SLUG: List or verify only this agent's. Example: --agent widgets"""
+        to: Literal["challenger", "champion"] = "champion"
+        """Stage to promote to (default champion). Example: --to challenger"""
+        force: bool = False
+        """Promote although the gate is closed; needs --reason (default: refuse)."""
+        reason: str = ""
+        """Reason, kept on record. Example: --reason 'the old one is offensive'"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action, names, actor = options["action"], options["names"], "policy"

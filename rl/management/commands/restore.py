@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import CommandParser
-
 from backend.backups.archive import restore
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from backend.database import migrations_waiting
 
 
@@ -18,15 +16,12 @@ class Command(RatchetCommand):
         "Example: manage.py restore /backups/2026-11-22"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("folder", type=Path, help="Folder that `backup` wrote. Example: /backups/monday")
-        parser.add_argument(
-            "--overwrite",
-            action="store_true",
-            help="Restore over existing data: RATCHET_HOME's contents are moved to before-restore-<time>, a "
-            "PostgreSQL database's tables are dropped (default: refuse).",
-        )
+    class Options(CommandOptions):
+        folder: Path
+        """Folder that `backup` wrote. Example: /backups/monday"""
+        overwrite: bool = False
+        """Restore over existing data: RATCHET_HOME's contents are moved to before-restore-<time>, a
+        PostgreSQL database's tables are dropped (default: refuse)."""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         manifest = restore(options["folder"], overwrite=options["overwrite"])

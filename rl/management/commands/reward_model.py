@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
-from backend.command import RatchetCommand
-from rl.api.reward_models import reward_model_represent
+from backend.command import CommandOptions, RatchetCommand
+from rl.api.rewards import reward_model_represent
 from rl.models import RewardModelVersion
 from rl.reward_models import service as reward_models
 from rl.reward_models.service import ranking_text
@@ -20,25 +20,17 @@ class Command(RatchetCommand):
         "reward_model promote widgets-rm-v480"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "action",
-            choices=["list", "show", "judge", "promote", "retire"],
-            help="What to do. Example: list",
-        )
-        parser.add_argument("name", nargs="?", help="Name of a reward model. Example: widgets-rm-v480")
-        parser.add_argument(
-            "--agent", metavar="SLUG", help="List only this agent's. Example: --agent widgets"
-        )
-        parser.add_argument(
-            "--force",
-            action="store_true",
-            help="Promote although the gate is closed; needs --reason (default: refuse).",
-        )
-        parser.add_argument(
-            "--reason", default="", help=('Reason, kept on record. Example: --reason "the raters changed"')
-        )
+    class Options(CommandOptions):
+        action: Literal["list", "show", "judge", "promote", "retire"]
+        """What to do. Example: list"""
+        name: Annotated[str | None, "?"] = None
+        """Name of a reward model. Example: widgets-rm-v480"""
+        agent: str | None = None
+        """SLUG: List only this agent's. Example: --agent widgets"""
+        force: bool = False
+        """Promote although the gate is closed; needs --reason (default: refuse)."""
+        reason: str = ""
+        """Reason, kept on record. Example: --reason 'the raters changed'"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         action, name, actor = options["action"], options["name"], "reward_model"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 
-from backend.command import RatchetCommand
-from rl.management.options import base_model_given, base_model_option, knobs_assigned, verdict_lines
+from backend.command import CommandOptions, RatchetCommand
+from rl.management.options import base_model_field, base_model_given, knobs_assigned, verdict_lines
 
 
 class Command(RatchetCommand):
@@ -17,62 +17,31 @@ class Command(RatchetCommand):
         "gate, promote, export and deploy it. Example: manage.py run_pipeline --agent widgets"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--agent", metavar="SLUG", help="Agent (default: the only one). Example: --agent widgets"
-        )
-        parser.add_argument(
-            "--method",
-            default="auto",
-            metavar="M",
-            help="dpo, kto, sft, grpo, ppo, rlhf (a reward model, then PPO), linear, or auto (default), "
-            "which chooses by the kinds of feedback and prints the reason. Example: --method rlhf",
-        )
-        base_model_option(parser, "--model", "Base model", "the agent's")
-        parser.add_argument(
-            "--reward",
-            action="append",
-            metavar="SPEC",
-            help="Reward of grpo and ppo, repeatable; auto: the agent's reward model, trained first if "
-            "there is none (default: the preset's). Example: --reward auto",
-        )
-        parser.add_argument(
-            "--config",
-            metavar="NAME",
-            help="Preset of the recipe (default: chosen by the detected hardware). Example: --config cpu",
-        )
-        parser.add_argument(
-            "--minutes",
-            type=float,
-            metavar="N",
-            help="Time limit of the training in minutes, as in train_<method>; 0 sets no limit. Example: --minutes 5",
-        )
-        parser.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="KNOB=VALUE",
-            help="Set a knob of the recipe; repeatable. Example: --set max_steps=20",
-        )
-        parser.add_argument(
-            "--deploy-ollama",
-            action="store_true",
-            help="If it passes, create a model on the Ollama server at OLLAMA_HOST, also under the name "
-            "OLLAMA_MODEL_FAST (else the agent's).",
-        )
-        parser.add_argument(
-            "--dry-run",
-            action="store_true",
-            help="Print the plan: each training with its reason, counts, minutes and memory; train nothing.",
-        )
-        parser.add_argument(
-            "--run",
-            type=int,
-            metavar="RUN",
-            help="Skip training: evaluate, promote, export and deploy the policy of this finished run. "
-            "Example: --run 17",
-        )
+    class Options(CommandOptions):
+        agent: str | None = None
+        """SLUG: Agent (default: the only one). Example: --agent widgets"""
+        method: str = "auto"
+        """M: dpo, kto, sft, grpo, ppo, rlhf (a reward model, then PPO), linear, or auto (default), which
+        chooses by the kinds of feedback and prints the reason. Example: --method rlhf"""
+        model: str | None = base_model_field("--model", "Base model", "the agent's")
+        reward: tuple[str, ...] | None = None
+        """SPEC: Reward of grpo and ppo, repeatable; auto: the agent's reward model, trained first if there is
+        none (default: the preset's). Example: --reward auto"""
+        config: str | None = None
+        """NAME: Preset of the recipe (default: chosen by the detected hardware). Example: --config cpu"""
+        minutes: float | None = None
+        """N: Time limit of the training in minutes, as in train_<method>; 0 sets no limit. Example: --minutes
+        5"""
+        set: tuple[str, ...] = ()
+        """KNOB=VALUE: Set a knob of the recipe; repeatable. Example: --set max_steps=20"""
+        deploy_ollama: bool = False
+        """If it passes, create a model on the Ollama server at OLLAMA_HOST, also under the name
+        OLLAMA_MODEL_FAST (else the agent's)."""
+        dry_run: bool = False
+        """Print the plan: each training with its reason, counts, minutes and memory; train nothing."""
+        run: int | None = None
+        """RUN: Skip training: evaluate, promote, export and deploy the policy of this finished run. Example:
+        --run 17"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         # Before the slow imports below, so that a wrong name fails at once.

@@ -7,9 +7,9 @@ import sys
 import threading
 from typing import Any
 
-from django.core.management.base import CommandParser
+from pydantic import Field
 
-from backend.command import RatchetCommand, migrations_applied
+from backend.command import CommandOptions, RatchetCommand, migrations_applied
 from backend.installation import PROGRAM
 from feedback.accounts.sign_in import anybody_signed_in, signin_link
 from rl.jobs import supervisor
@@ -22,37 +22,19 @@ class Command(RatchetCommand):
         "stops all of them. Example: manage.py serve --port 8000"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument(
-            "--host",
-            default="127.0.0.1",
-            help="Address to listen on; 0.0.0.0 for all (default 127.0.0.1). Example: 0.0.0.0",
+    class Options(CommandOptions):
+        host: str = "127.0.0.1"
+        """Address to listen on; 0.0.0.0 for all (default 127.0.0.1). Example: 0.0.0.0"""
+        port: int = 8000
+        """Port to listen on (default 8000). Example: --port 8001"""
+        web_workers: int = 2
+        """N: Number of web processes (default 2). Example: --web-workers 4"""
+        web_threads: int = Field(
+            supervisor.WEB_THREADS,
+            description=f"N: Concurrent requests per web process (default {supervisor.WEB_THREADS}).",
         )
-        parser.add_argument(
-            "--port", type=int, default=8000, help="Port to listen on (default 8000). Example: --port 8001"
-        )
-        parser.add_argument(
-            "--web-workers",
-            type=int,
-            default=2,
-            metavar="N",
-            help="Number of web processes (default 2). Example: --web-workers 4",
-        )
-        parser.add_argument(
-            "--web-threads",
-            type=int,
-            default=supervisor.WEB_THREADS,
-            metavar="N",
-            help=f"Concurrent requests per web process (default {supervisor.WEB_THREADS}).",
-        )
-        parser.add_argument(
-            "--every",
-            type=float,
-            default=5.0,
-            metavar="S",
-            help="Seconds between two checks of online learning (default 5). Example: --every 60",
-        )
+        every: float = 5.0
+        """S: Seconds between two checks of online learning (default 5). Example: --every 60"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         host, port = options["host"], options["port"]

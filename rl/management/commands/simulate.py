@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from django.core.management.base import CommandParser
+from pydantic import Field
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from rl.agents.worlds import TASTES, TEAM
 from rl.management import simulation
 
@@ -18,48 +18,27 @@ class Command(RatchetCommand):
         "Example: manage.py simulate widgets --scenarios 100 --rate human"
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("agent", help="Agent with scenarios: any of the built-in ones. Example: widgets")
-        parser.add_argument(
-            "--scenarios",
-            default="all",
-            help="Number of scenarios, up to 5,000, or all (default: all built-in ones; 2,000 with --taste "
-            "other than team). Example: --scenarios 100",
-        )
-        parser.add_argument(
-            "--rate",
-            choices=["human", "simulated"],
-            default="human",
-            help="Who rates: people on /rate/ (the default), or simulated raters with a hidden preference.",
-        )
-        parser.add_argument(
-            "--taste",
-            choices=list(TASTES),
-            default=TEAM,
-            help="What simulated raters prefer by: "
+    class Options(CommandOptions):
+        agent: str
+        """Agent with scenarios: any of the built-in ones. Example: widgets"""
+        scenarios: str = "all"
+        """Number of scenarios, up to 5,000, or all (default: all built-in ones; 2,000 with --taste other than
+        team). Example: --scenarios 100"""
+        rate: Literal["human", "simulated"] = "human"
+        """Who rates: people on /rate/ (the default), or simulated raters with a hidden preference."""
+        taste: Annotated[str, tuple(TASTES)] = Field(
+            TEAM,
+            description="What simulated raters prefer by: "
             + "; ".join(f"{name}: {words}" for name, words in TASTES.items())
             + f" (default {TEAM}).",
         )
-        parser.add_argument(
-            "--noise",
-            type=float,
-            default=0.1,
-            help="Share of simulated ratings that are flipped, 0 to 0.5, where 0.5 is random (default 0.1). "
-            "Example: --noise 0.2",
-        )
-        parser.add_argument(
-            "--raters",
-            type=int,
-            default=3,
-            help="Simulated raters per decision (default 3). Example: --raters 1",
-        )
-        parser.add_argument(
-            "--seed",
-            type=int,
-            default=0,
-            help="Seed of the scenarios and the flipped ratings (default 0). Example: --seed 1",
-        )
+        noise: float = 0.1
+        """Share of simulated ratings that are flipped, 0 to 0.5, where 0.5 is random (default 0.1). Example:
+        --noise 0.2"""
+        raters: int = 3
+        """Simulated raters per decision (default 3). Example: --raters 1"""
+        seed: int = 0
+        """Seed of the scenarios and the flipped ratings (default 0). Example: --seed 1"""
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         scenarios = options["scenarios"]

@@ -6,7 +6,6 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from rl.management.options import base_model_option
 from rl.management.training import SHARED_KNOBS, TrainCommand
 from rl.recipes import Recipe
 from rl.recipes.methods import METHODS
@@ -31,16 +30,8 @@ class Command(TrainCommand):
             metavar="NAME",
             help="Preset of the recipe (default: chosen by the detected hardware). Example: --config cpu",
         )
-        base_model_option(parser, "--model", "Base model", "the agent's")
         for knob, text in SHARED_KNOBS.items():
             parser.add_argument(f"--{knob.replace('_', '-')}", type=type(getattr(Recipe(), knob)), help=text)
-        parser.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="KNOB=VALUE",
-            help="Set any knob of the recipe; repeatable. Example: --set beta=0.2",
-        )
 
     @property
     def _knobs(self) -> dict[str, str]:

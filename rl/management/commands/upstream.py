@@ -5,15 +5,15 @@ from __future__ import annotations
 import getpass
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from django.core.management.base import CommandError, CommandParser
 
-from backend.command import RatchetCommand
+from backend.command import CommandOptions, RatchetCommand
 from rl.models import Upstream
 from rl.serving.upstream_test import upstream_test
-from rl.upstreams.hosted import hosted_policy_create
-from rl.upstreams.service import (
+from rl.upstreams import (
+    hosted_policy_create,
     upstream_add,
     upstream_change,
     upstream_get,
@@ -31,28 +31,37 @@ class Command(RatchetCommand):
         "OPENAI_API_KEY --agent support-bot; manage.py upstream test openai"
     )
 
+    class Options(CommandOptions):
+        action: Literal["add", "change", "list", "test", "remove"]
+        """What to do. Example: add"""
+        name: Annotated[str, "?"] = ""
+        """Name of the upstream. Example: openai"""
+        url: str | None = None
+        """Base URL. Example: --url https://api.openai.com/v1"""
+        model: str | None = None
+        """The provider's model id. Example: --model gpt-5-mini"""
+        dialect: Annotated[str | None, tuple(Upstream.Dialect.values)] = None
+        """API of the endpoint: openai (chat completions), responses (OpenAI responses) or anthropic
+        (messages) (default: openai). Example: --dialect anthropic"""
+        schemas: Annotated[str | None, tuple(Upstream.Schemas.values)] = None
+        """How the endpoint is told the form of an answer (default: json_schema; `upstream test` finds out).
+        Example: --schemas json_object"""
+        timeout_s: float | None = None
+        """S: Seconds an answer may take (default: 60)."""
+        context_tokens: int | None = None
+        """N: Tokens of prompt and answer together (default: unknown)."""
+        price_in: float | None = None
+        """USD: US dollars per million prompt tokens (default: the bundled price table)."""
+        price_cached: float | None = None
+        """USD: US dollars per million cached prompt tokens (default: the bundled price table)."""
+        price_out: float | None = None
+        """USD: US dollars per million answered tokens (default: the bundled price table)."""
+        agent: str | None = None
+        """SLUG: Let this upstream answer for an agent from now on, unless a policy trained here does.
+        Example: --agent support-bot"""
+
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        parser.add_argument(
-            "action",
-            choices=["add", "change", "list", "test", "remove"],
-            help="What to do. Example: add",
-        )
-        parser.add_argument("name", nargs="?", default="", help="Name of the upstream. Example: openai")
-        parser.add_argument("--url", help="Base URL. Example: --url https://api.openai.com/v1")
-        parser.add_argument("--model", help="The provider's model id. Example: --model gpt-5-mini")
-        parser.add_argument(
-            "--dialect",
-            choices=Upstream.Dialect.values,
-            help="API of the endpoint: openai (chat completions), responses (OpenAI responses) or anthropic (messages) "
-            "(default: openai). Example: --dialect anthropic",
-        )
-        parser.add_argument(
-            "--schemas",
-            choices=Upstream.Schemas.values,
-            help="How the endpoint is told the form of an answer (default: json_schema; `upstream test` finds out). "
-            "Example: --schemas json_object",
-        )
         key = parser.add_mutually_exclusive_group()
         key.add_argument(
             "--key-env",
@@ -64,28 +73,6 @@ class Command(RatchetCommand):
             action="store_true",
             help="Read the API key from standard input, or ask for it on a terminal, and store it encrypted. It is "
             "never an argument, which other users could see. Example: --key < key.txt",
-        )
-        parser.add_argument(
-            "--timeout-s", type=float, metavar="S", help="Seconds an answer may take (default: 60)."
-        )
-        parser.add_argument(
-            "--context-tokens",
-            type=int,
-            metavar="N",
-            help="Tokens of prompt and answer together (default: unknown).",
-        )
-        for name, what in (("in", "prompt"), ("cached", "cached prompt"), ("out", "answered")):
-            parser.add_argument(
-                f"--price-{name}",
-                type=float,
-                metavar="USD",
-                help=f"US dollars per million {what} tokens (default: the bundled price table).",
-            )
-        parser.add_argument(
-            "--agent",
-            metavar="SLUG",
-            help="Let this upstream answer for an agent from now on, unless a policy trained here does. Example: "
-            "--agent support-bot",
         )
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,16 @@ MAX_TOKENS = 4096
 SAME = {"model", "stream", "service_tier", "thinking"}
 """Fields that go by the same name in both dialects."""
 TRANSLATED = {
-    "messages", "max_tokens", "max_completion_tokens", "stop", "tools", "tool_choice", "parallel_tool_calls",
-    "response_format", "reasoning_effort", "user", "metadata", "stream_options",
-}  # fmt: skip
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "tools",
+    "tool_choice",
+    "user",
+    "metadata",
+}
+TRANSLATED |= {"parallel_tool_calls", "response_format", "reasoning_effort", "stream_options"}
 FINISH = {
     "end_turn": "stop",
     "stop_sequence": "stop",

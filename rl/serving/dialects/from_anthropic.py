@@ -13,12 +13,20 @@ from rl.serving.dialects.chat import Object, calls_of, count_of, objects_in
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens", "service_tier", "thinking")
 """Fields that go by the same name in both dialects."""
 ERROR_TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
-}  # fmt: skip
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 STOP_REASON = {
-    "stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal",
-}  # fmt: skip
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "content_filter": "refusal",
+}
 
 
 def request_read(body: Any) -> dict[str, Any]:
@@ -173,9 +181,13 @@ def answer_write(completion: Object) -> dict[str, Any]:
         blocks.append({**_use(call), "input": _input(call["function"].get("arguments"))})
     reason = "refusal" if said.get("refusal") else STOP_REASON.get(choice["finish_reason"], "end_turn")
     return {
-        **_message_head(completion), "content": blocks, "stop_reason": reason, "stop_sequence": None,
-        "usage": _usage(completion.get("usage")), "ratchet": completion["ratchet"],
-    }  # fmt: skip
+        **_message_head(completion),
+        "content": blocks,
+        "stop_reason": reason,
+        "stop_sequence": None,
+        "usage": _usage(completion.get("usage")),
+        "ratchet": completion["ratchet"],
+    }
 
 
 def _message_head(completion: Object) -> dict[str, Any]:

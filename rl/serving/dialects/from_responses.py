@@ -8,10 +8,8 @@ from typing import Any
 from rl.serving.base import ServingRefused
 from rl.serving.dialects.chat import Object, calls_of, count_of
 
-SAME = (
-    "model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "metadata", "service_tier",
-    "safety_identifier", "prompt_cache_key",
-)  # fmt: skip
+SAME = {"model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "metadata"}
+SAME |= {"service_tier", "safety_identifier", "prompt_cache_key"}
 """Fields that go by the same name in both dialects."""
 KEPT_ELSEWHERE = ("previous_response_id", "conversation", "prompt", "background")
 """Fields that need what a provider keeps."""
@@ -133,12 +131,24 @@ def answer_write(completion: Object) -> dict[str, Any]:
 def _response(head: Object, output: list[Any], reason: str | None, usage: Object | None) -> dict[str, Any]:
     why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reason or "")
     return {
-        "id": head["id"], "object": "response", "created_at": head["created"], "model": head["model"],
-        "status": "incomplete" if why else "completed", "output": output, "error": None,
-        "incomplete_details": {"reason": why} if why else None, "instructions": None, "metadata": {},
-        "parallel_tool_calls": True, "temperature": None, "top_p": None, "tool_choice": "auto", "tools": [],
-        "usage": _usage(usage), "ratchet": head["ratchet"],
-    }  # fmt: skip
+        "id": head["id"],
+        "object": "response",
+        "created_at": head["created"],
+        "model": head["model"],
+        "status": "incomplete" if why else "completed",
+        "output": output,
+        "error": None,
+        "incomplete_details": {"reason": why} if why else None,
+        "instructions": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "top_p": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": _usage(usage),
+        "ratchet": head["ratchet"],
+    }
 
 
 def _usage(usage: Object | None) -> dict[str, Any] | None:
@@ -184,9 +194,13 @@ def _text(text: str) -> dict[str, Any]:
 def _call(call: Object) -> dict[str, Any]:
     function = call["function"]
     return {
-        "type": "function_call", "id": f"fc_{call.get('id')}", "call_id": call.get("id"), "status": "completed",
-        "name": function.get("name"), "arguments": function.get("arguments") or "",
-    }  # fmt: skip
+        "type": "function_call",
+        "id": f"fc_{call.get('id')}",
+        "call_id": call.get("id"),
+        "status": "completed",
+        "name": function.get("name"),
+        "arguments": function.get("arguments") or "",
+    }
 
 
 def events_write(chunks: Iterable[Object]) -> Iterator[dict[str, Any]]:
@@ -234,9 +248,11 @@ def _events(chunks: Iterable[Object]) -> Iterator[dict[str, Any]]:
                     item = items[at[place]]
                     item["arguments"] += part
                     yield {
-                        "type": "response.function_call_arguments.delta", "item_id": item["id"],
-                        "output_index": at[place], "delta": part,
-                    }  # fmt: skip
+                        "type": "response.function_call_arguments.delta",
+                        "item_id": item["id"],
+                        "output_index": at[place],
+                        "delta": part,
+                    }
     for index, item in enumerate(items):
         yield from _ended(index, item)
     response = _response(head, items, reason, usage)

@@ -8,15 +8,11 @@ from typing import Any
 from rl.serving.base import BackendFailed, BackendUnable
 from rl.serving.dialects.chat import DONE, MALFORMED, Object, Sent, count_of
 
-SAME = {
-    "model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "metadata", "service_tier", "store",
-    "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "top_logprobs",
-}  # fmt: skip
+SAME = {"model", "stream", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "user", "metadata"}
+SAME |= {"service_tier", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 """Fields that go by the same name in both dialects."""
-TRANSLATED = {
-    "messages", "max_tokens", "max_completion_tokens", "tools", "tool_choice", "response_format",
-    "reasoning_effort", "verbosity", "stream_options",
-}  # fmt: skip
+TRANSLATED = {"messages", "max_tokens", "max_completion_tokens", "tools", "tool_choice", "response_format"}
+TRANSLATED |= {"reasoning_effort", "verbosity", "stream_options"}
 
 
 def request_write(chat: Object) -> Sent:
@@ -221,8 +217,7 @@ def _delta(kind: str, event: Object, called: set[int]) -> dict[str, Any]:
         return {"tool_calls": [_call(event["item"], number, "")]}
     if kind == "response.function_call_arguments.delta":
         return {"tool_calls": [{"index": number, "function": {"arguments": event["delta"]}}]}
-    if kind == "response.output_item.done" and event["item"].get("type") not in (
-        "message", "reasoning", "function_call",
-    ):  # fmt: skip
+    read = ("message", "reasoning", "function_call")
+    if kind == "response.output_item.done" and event["item"].get("type") not in read:
         return {"items": [dict(event["item"])]}
     return {}

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from copy import copy
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from cryptography.fernet import Fernet, InvalidToken
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
-from rl.models import Upstream
-from rl.upstreams.keys import UpstreamKeyMissing as UpstreamKeyMissing
-from rl.upstreams.keys import key_encrypted, key_env_fault, key_fault
-from rl.upstreams.keys import upstream_key as upstream_key
+from backend.installation import key_file
+from feedback.selectors import SLUG_PATTERN
+from rl.models import Policy, PolicyEvent, Upstream
+from rl.registry.service import policy_instate, policy_name_free
 
-SETTINGS = (
-    "name", "url", "model", "dialect", "schemas", "key_env", "timeout_s", "connect_timeout_s", "concurrency",
-    "context_tokens", "forward_fields", "price_in", "price_cached", "price_out",
-)  # fmt: skip
+HIDDEN = {"id", "key_encrypted", "created_at"}
+SETTINGS = tuple(field.name for field in Upstream._meta.concrete_fields if field.name not in HIDDEN)
 """Fields of an upstream that are set and shown; its API key is set alone."""
-
-
 RANGES = {
-    "timeout_s": (0.001, 3600), "connect_timeout_s": (0.001, 3600), "concurrency": (1, 10_000),
-    "price_in": (0, 1e6), "price_cached": (0, 1e6), "price_out": (0, 1e6),
-}  # fmt: skip
+    **dict.fromkeys(("timeout_s", "connect_timeout_s"), (0.001, 3600)),
+    "concurrency": (1, 10_000),
+    **dict.fromkeys(("price_in", "price_cached", "price_out"), (0, 1e6)),
+}
 """Field -> its least and greatest value."""
 TITLES = {"url": "Address", "key": "API key", "key_env": "Environment variable", "__all__": "Values"}
 """Field -> its title on a page, where that is not its name."""
@@ -209,3 +210,142 @@ def _is_this_machine(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+# --- API keys --------------------------------------------------------------------------------------------------
+
+
+KEY_FILE = "upstream_key"
+"""File in RATCHET_HOME that encrypts the stored API keys. A backup leaves it out."""
+OTHERS_SECRETS = re.compile(r"SECRET|PASSWORD|DATABASE|_URL$|_DSN$", re.IGNORECASE)
+"""Environment variables that are never sent to an upstream: whoever may set one up could read them there."""
+
+
+class UpstreamKeyMissing(ValueError):
+    """The API key of an upstream is not there, or cannot be decrypted; the message says what to do."""
+
+
+def upstream_key(upstream: Upstream) -> str:
+    """The API key of an upstream; empty where it needs none. Raises UpstreamKeyMissing."""
+    if upstream.key_env:
+        key = (settings.UPSTREAM_KEY_OF(upstream.key_env) or "").strip()
+        if not key:
+            raise UpstreamKeyMissing(
+                f"upstream {upstream.name} takes its API key from the environment variable {upstream.key_env}, which "
+                "is not set in this process: set it and start again, or store the key at /upstreams/"
+            )
+        if fault := key_fault(key):
+            raise UpstreamKeyMissing(
+                f"upstream {upstream.name} takes its API key from the environment variable {upstream.key_env}: {fault}"
+            )
+        return key
+    if not upstream.key_encrypted:
+        return ""
+    try:
+        return _cipher().decrypt(upstream.key_encrypted).decode()
+    except InvalidToken:
+        raise UpstreamKeyMissing(
+            f"the API key of upstream {upstream.name} cannot be decrypted: it was stored under another "
+            f"{KEY_FILE} file, and backups leave that file out. Enter the API key again at /upstreams/"
+        ) from None
+
+
+def key_encrypted(key: str) -> str:
+    """An API key as it is stored. Raises UpstreamKeyMissing where the file that encrypts it cannot be used."""
+    return _cipher().encrypt(key.encode()).decode()
+
+
+def key_fault(key: str) -> str:
+    """Reason why a text cannot be an API key, without the text; empty where it can."""
+    if not key.isascii() or not key.isprintable() or " " in key or len(key) > 1000:
+        return "expected an API key: at most 1,000 letters, digits and signs, without spaces"
+    return ""
+
+
+def key_env_fault(name: str) -> str:
+    """Reason why an environment variable cannot hold an API key; empty where it can."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return f"expected the name of an environment variable such as OPENAI_API_KEY, found {name[:20]!r}"
+    if OTHERS_SECRETS.search(name) or not re.search(r"KEY|TOKEN", name, re.IGNORECASE):
+        return (
+            f"expected a variable that holds an API key, such as OPENAI_API_KEY: its name contains KEY or TOKEN, and "
+            f"not SECRET, PASSWORD, DATABASE, _URL or _DSN; found {name[:100]}"
+        )
+    return ""
+
+
+def _cipher() -> Fernet:
+    path: Path = settings.RATCHET_HOME / KEY_FILE
+    try:
+        return Fernet(key_file(path, lambda: Fernet.generate_key().decode()))
+    except OSError as error:
+        raise UpstreamKeyMissing(
+            f"the file {KEY_FILE} in RATCHET_HOME cannot be read or written ({error.strerror}): let the user that runs "
+            "Ratchet read and write it"
+        ) from None
+    except ValueError:
+        raise UpstreamKeyMissing(
+            f"the file {KEY_FILE} in RATCHET_HOME holds no key: put the right file back, or remove it and enter every "
+            "API key again at /upstreams/"
+        ) from None
+
+
+# --- Hosted policies -------------------------------------------------------------------------------------------
+
+
+SENT_BY_RATCHET = ("model", "messages", "input", "system", "instructions", "stream", "tools")
+"""Parameters that the gateway takes from each request."""
+
+
+@transaction.atomic
+def hosted_policy_create(
+    agent: str,
+    upstream: Upstream,
+    *,
+    model: str = "",
+    parameters: Mapping[str, Any] | None = None,
+    actor: str,
+) -> Policy:
+    """The hosted policy of an agent for a model and parameters (by default the upstream's model and none).
+
+    It becomes the agent's champion where there is none, or where the champion is hosted or recorded. It stays a
+    candidate beside a champion that was trained here. Raises UpstreamRefused.
+    """
+    parameters = dict(parameters or {})
+    if not re.fullmatch(SLUG_PATTERN, agent):
+        fault = f"expected a short name such as support-bot, found {agent[:80]!r}"
+        raise UpstreamRefused(f"agent: {fault}", {"agent": fault})
+    if taken := sorted(parameters.keys() & set(SENT_BY_RATCHET)):
+        fault = f"{', '.join(taken)} cannot be set: each request says it"
+        raise UpstreamRefused(f"parameters: {fault}", {"parameters": fault})
+    model = model or upstream.model
+    # two first requests at once make one policy, and nobody removes the upstream meanwhile
+    if not Upstream.objects.select_for_update().filter(pk=upstream.pk).exists():
+        raise UpstreamRefused(
+            f"upstream {upstream.name} was removed meanwhile: add it again", code="conflict"
+        )
+    same = Policy.objects.filter(agent=agent, kind=Policy.Kind.HOSTED, upstream=upstream, base_model=model)
+    same = same.exclude(stage=Policy.Stage.REJECTED)
+    policy = next((one for one in same if one.parameters == parameters), None)
+    if policy is None:
+        policy = _created(agent=agent, upstream=upstream, base_model=model, parameters=parameters)
+        PolicyEvent.objects.create(
+            policy=policy,
+            kind=PolicyEvent.Kind.REGISTERED,
+            to_stage=policy.stage,
+            actor=actor,
+            reason=f"{model} of upstream {upstream.name}",
+        )
+    policy_instate(policy, actor=actor, reason=f"{upstream.name} answers for {agent}")
+    return policy
+
+
+def _created(**facts: Any) -> Policy:
+    """A hosted policy under the first free name of its agent and model."""
+    plain = re.sub(r"[^a-z0-9.]+", "-", facts["base_model"].lower()).strip("-.")
+    name = policy_name_free(f"{facts['agent']}-{plain}"[:180])
+    try:
+        with transaction.atomic():
+            return Policy.objects.create(name=name, kind=Policy.Kind.HOSTED, **facts)
+    except IntegrityError:  # the same model of another upstream took the name meanwhile
+        return _created(**facts)
