@@ -67,8 +67,11 @@ class RowReader:
         if not self.unreadable:
             logger.warning(
                 "%s of %s skips decision %s: %s (the first of this pass; /problems/ lists all)",
-                self.reader, agent or self.agent, pk, error,
-            )  # fmt: skip
+                self.reader,
+                agent or self.agent,
+                pk,
+                error,
+            )
         logger.debug("skipped decision %s", pk, exc_info=error)
         self._agents[pk] = agent or self.agent
         self.unreadable[pk] = f"{type(error).__name__}: {error}".replace("\x00", "\ufffd")[:REASON]
