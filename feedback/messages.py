@@ -101,10 +101,6 @@ class ChatMessage(BaseModel):
         return "".join(part["text"] for part in self.content if _is_text_part(part))
 
     @property
-    def says_something(self) -> bool:
-        return bool(self.text.strip() or self.tool_calls or not self.is_text)
-
-    @property
     def bare(self) -> ChatMessage:
         return ChatMessage.model_construct(**{name: getattr(self, name) for name in ChatMessage.model_fields})
 
