@@ -253,7 +253,7 @@ def main() -> None:
         for kind in ("fresh", "other words"):
             cells = [f"{100 * table[one][kind]:.0f}" if one in table else "" for one in LEARNERS]
             method = (table.get("report", {}).get("training") or {}).get("method", "")
-            cost = f"{table.get('minutes', 0):.1f} | {table.get('gigabytes', 0):.1f}"
+            cost = f"{table['minutes']:.1f} | {table['gigabytes']:.1f}" if "minutes" in table else " | "
             print(f"| {name} | {kind} | {' | '.join(cells)} | {method} | {cost} |")
 
 
