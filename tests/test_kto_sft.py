@@ -15,7 +15,7 @@ from packed_forward.strategies import Strategy
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
 from rl.training import sft as sft_module
 from rl.training import trl_trainer
-from rl.training.encoding import parts_alike
+from rl.training.encoding import batches_within, parts_alike
 from rl.training.kto import KTOTrainer, kto_weights, likelihood_loss, logistic_loss
 from rl.training.policy import generate, load_policy
 from rl.training.result import TrainingRefused, TrainResult
@@ -195,6 +195,14 @@ def test_rows_of_like_length_make_a_part(lengths: list[int], parts: list[list[in
     assert parts_alike(lengths, 9) == parts
 
 
+def test_batches_hold_so_many_rows_and_tokens() -> None:
+    lengths = [2, 2, 3, 8, 20]
+    assert list(batches_within([0, 1, 2, 3, 4], lengths, 2, 0)) == [[0, 1], [2, 3], [4]]
+    assert list(batches_within([0, 1, 2, 3, 4], lengths, 9, 9)) == [[0, 1, 2], [3], [4]]
+    assert list(batches_within([], lengths, 9, 9)) == []
+
+
+@pytest.mark.training
 def test_sft_reproduces_what_was_shown(base: str, tmp_path: Path) -> None:
     result = sft(base, tmp_path, dataclasses.replace(SFT, epochs=10)).train(
         demonstrations(24), demonstrations(4)

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,21 @@ def parts_alike(lengths: Sequence[int], most: int) -> list[list[int]]:
         else:
             parts.append([place])
     return parts
+
+
+def batches_within(
+    places: Sequence[int], lengths: Sequence[int], most: int, tokens: int
+) -> Iterator[list[int]]:
+    """Places of rows, which are sorted by length, in batches of `most` rows and `tokens` with their padding, at most;
+    a longer row alone. 0 tokens set no limit."""
+    batch: list[int] = []
+    for place in places:
+        if batch and (len(batch) == most or 0 < tokens < (len(batch) + 1) * lengths[place]):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch
 
 
 NOT_TEXT = "not_text"

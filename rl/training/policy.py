@@ -38,7 +38,7 @@ from rl.training.constrained_generation import (
     is_answered_by_position,
     vocabulary_of,
 )
-from rl.training.encoding import Encoder
+from rl.training.encoding import Encoder, batches_within
 from rl.training.hardware import Hardware, cpu_model, detect
 from rl.training.loading import (
     ADAPTER_FILES,
@@ -259,6 +259,10 @@ def reference_load(policy: LoadedPolicy) -> LoadedPolicy | None:
     return load_policy(policy.base_model, folder, hardware=policy.hardware, quantization=policy.quantization)
 
 
+PADDED_TOKENS = 8192
+"""Most tokens of prompts that a CPU answers together, padding included: a few long ones do not widen the others."""
+
+
 def generate(
     policy: LoadedPolicy,
     prompts: Sequence[Sequence[Message]],
@@ -293,8 +297,9 @@ def generate(
     try:
         with torch.random.fork_rng(devices=devices), torch.inference_mode(), matmul(policy.hardware):
             torch.manual_seed(seed)
-            for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
+            lengths = [len(ids) for ids in prompt_ids]
+            at_once = PADDED_TOKENS if policy.device.type == "cpu" else 0
+            for rows in batches_within(order, lengths, batch_size, at_once):
                 constraints = policy.constraints([served[i] for i in rows])
                 asked = [prompt_ids[i] for i in rows]
                 if is_answered_by_position(model):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from packed_forward.selection import strategy_select
 from packed_forward.strategies import Strategy
 from rl.agents.base import Message
 from rl.training.constrained_generation import AnswerForm, AnswerForms
-from rl.training.encoding import EncodedResponse, prompt_messages, response_text
+from rl.training.encoding import EncodedResponse, batches_within, prompt_messages, response_text
 from rl.training.policy import LoadedPolicy, matmul
 
 
@@ -283,7 +283,9 @@ def _rows_scored(
         with torch.inference_mode(), matmul(policy.hardware):
             if order:
                 _strategy_ensure(policy, items)
-            for rows in _batches(order, items, batch_size, policy.device.type):
+            lengths = [len(item.prompt_ids) for item in items]
+            at_once = PADDED_TOKENS if policy.device.type == "cpu" else 0
+            for rows in batches_within(order, lengths, batch_size, at_once):
                 found = dict(zip(rows, _batch_logps(policy, [items[i] for i in rows], forms), strict=True))
                 logps |= found
                 scored |= {keys[i]: row for i, row in found.items()}
@@ -296,21 +298,6 @@ def _rows_scored(
 
 PADDED_TOKENS = 4096
 """Most tokens of prompts that a CPU scores at once, padding included: a few long prompts do not widen the others."""
-
-
-def _batches(
-    order: Sequence[int], items: Sequence[EncodedResponse], most: int, device: str
-) -> Iterator[list[int]]:
-    """Places of items by the length of their prompts, in batches of `most` items at most."""
-    batch: list[int] = []
-    for place in order:
-        tokens = (len(batch) + 1) * len(items[place].prompt_ids)
-        if batch and (len(batch) == most or (device == "cpu" and tokens > PADDED_TOKENS)):
-            yield batch
-            batch = []
-        batch.append(place)
-    if batch:
-        yield batch
 
 
 MIN_PACKED_ITEMS = 8
