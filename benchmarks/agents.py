@@ -189,10 +189,9 @@ class Bench:
     def answers(self, adapter: str | None) -> list[str]:
         """Answers of a policy to the unseen prompts as it is served; None names the base."""
         from rl.linear.model import WEIGHTS, LinearPolicy
-        from rl.training.evaluate_answers import generate_answers
         from rl.training.hardware import detect
-        from rl.training.linear_side import LinearSide
         from rl.training.policy import generate, load_policy
+        from rl.training.sides import LinearSide, generate_answers
 
         prompts = [self.agent.render(scenario.state) for scenario in self.unseen]
         states = [scenario.state for scenario in self.unseen]

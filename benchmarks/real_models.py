@@ -121,8 +121,8 @@ from rl.linear.model import LinearPolicy
 from rl.models import Policy
 from rl.models.agent_definitions import agent_served
 from rl.registry.integrity import adapter_folder
-from rl.training.evaluate_answers import generate_answers
-from rl.training.linear_side import LinearSide
+from rl.training.sides import generate_answers
+from rl.training.sides import LinearSide
 from rl.training.policy import load_policy
 
 asked = json.loads(Path(settings.RATCHET_HOME, "asked.json").read_text())

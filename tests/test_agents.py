@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 
@@ -11,7 +10,7 @@ import jsonschema
 import pytest
 
 from rl.agents import AGENTS, agent_facts, fixtures, get_agent, widgets
-from rl.agents.base import ChoiceAgent, InvalidResponse, Scenario, names_values
+from rl.agents.base import ChoiceAgent, InvalidResponse, names_values
 from rl.agents.worlds import scenarios_of
 
 CHOOSERS = ("widgets", "fixtures", "filer")
@@ -44,24 +43,6 @@ def test_unknown_slug_answers_as_the_assistant_under_its_own_name():
     assert agent_facts("support-bot").preview == "text"
 
 
-@pytest.mark.parametrize(
-    ("slug", "preview"),
-    [("widgets", "widget"), ("fixtures", "fixture"), ("filer", "folder"), ("assistant", "text")],
-)
-def test_preview_named_for_the_page(slug, preview):
-    assert agent_facts(slug).preview == preview
-
-
-def test_agents_need_neither_django_nor_torch():
-    code = (
-        "import sys, rl.agents\n"
-        "bad = [n for n in ('django', 'torch', 'numpy', 'transformers') if n in sys.modules]\n"
-        "print(bad)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
 def test_widgets_prompt_reads_as_written():
     system, user = AGENTS["widgets"].render(WIDGET_STATE)
     assert system == {"role": "system", "content": "Pick one listed widget for the question. Answer in JSON."}
@@ -72,19 +53,6 @@ def test_widgets_prompt_reads_as_written():
         "widgets:",
         "line_chart",
         "sparkline",
-    ]
-
-
-def test_fixtures_prompt_shows_each_description():
-    state = {
-        "scenario": "the list is empty",
-        "fixtures": ["hint", "tour"],
-        "descriptions": {"tour": "with pictures"},
-    }
-    assert AGENTS["fixtures"].render(state)[1]["content"].splitlines()[1:] == [
-        "fixtures:",
-        "hint",
-        "tour: with pictures",
     ]
 
 
@@ -205,12 +173,6 @@ def test_scenarios_are_the_same_in_every_process():
     assert len(hashes) == 1
 
 
-def test_variations_pair_every_scenario_with_every_candidate():
-    variations = list(AGENTS["fixtures"].variations())
-    assert len(variations) == 4 * len(AGENTS["fixtures"].scenarios())
-    assert len({(scenario.key, response) for scenario, response in variations}) == len(variations)
-
-
 @pytest.mark.parametrize("slug", CHOOSERS)
 def test_simulated_taste_splits_every_scenario_two_and_two(slug):
     agent = AGENTS[slug]
@@ -220,50 +182,10 @@ def test_simulated_taste_splits_every_scenario_two_and_two(slug):
         assert 0.8 <= worth[2] < worth[3]
 
 
-@pytest.mark.parametrize("slug", CHOOSERS)
-def test_simulated_taste_cannot_be_had_by_position(slug):
-    agent = AGENTS[slug]
-    scenarios = agent.scenarios()
-    for position in range(4):
-        worth = [agent.hidden_preference(s.state, agent.candidates(s.state)[position]) for s in scenarios]
-        # worths spread by 0.42 around their mean: four standard errors over 360 scenarios are 0.09
-        assert statistics.mean(worth) == pytest.approx(0.5, abs=0.1)
-
-
-@pytest.mark.parametrize("slug", ["widgets", "fixtures"])
-def test_simulated_taste_cannot_be_had_by_length(slug):
-    agent = AGENTS[slug]
-    rows = [
-        (len(candidate), agent.hidden_preference(scenario.state, candidate))
-        for scenario in agent.scenarios()
-        for candidate in agent.candidates(scenario.state)
-    ]
-    assert sum(worth >= 0.5 for _, worth in rows) == len(rows) / 2
-    lengths, worths = zip(*rows, strict=True)
-    assert abs(statistics.correlation(lengths, worths)) < 0.35
-
-
-def test_widget_taste_depends_on_the_intent():
-    # TASTE, read by hand: a trend is to be compact, a comparison rich
-    agent = AGENTS["widgets"]
-    trend = {**WIDGET_STATE, "intent": "trend"}
-    compact, rich = '{"widget": "sparkline"}', '{"widget": "line_chart"}'
-    assert (agent.hidden_preference(trend, compact), agent.hidden_preference(trend, rich)) == (1.0, 0.2)
-    compare = {**WIDGET_STATE, "intent": "compare", "widgets": ["ranking", "bar_chart"]}
-    compact, rich = '{"widget": "ranking"}', '{"widget": "bar_chart"}'
-    assert (agent.hidden_preference(compare, compact), agent.hidden_preference(compare, rich)) == (0.2, 1.0)
-
-
 @pytest.mark.parametrize("slug", [*CHOOSERS, "assistant"])
 def test_answer_nobody_can_act_on_is_worth_nothing(slug):
     state = AGENTS[slug].scenarios()[0].state
     assert AGENTS[slug].hidden_preference(state, "   ") == 0.0
-
-
-def test_taste_says_which_intents_it_knows():
-    state = {**WIDGET_STATE, "intent": "gossip"}
-    with pytest.raises(ValueError, match=r"'intent' must be one of trend, compare, .*; found 'gossip'"):
-        AGENTS["widgets"].hidden_preference(state, '{"widget": "sparkline"}')
 
 
 def test_filer_ground_truth_is_where_the_document_ended_up():
@@ -317,14 +239,6 @@ def test_assistant_taste_counts_direct_friendly_and_brief():
     assert assistant.hidden_preference(state, "Open security. " + "More words follow. " * 20) == 0.6
 
 
-def test_assistant_drafts_hold_two_good_and_two_bad():
-    for scenario in AGENTS["assistant"].scenarios():
-        drafts = AGENTS["assistant"].candidates(scenario.state)
-        worth = [AGENTS["assistant"].hidden_preference(scenario.state, draft) for draft in drafts]
-        assert len(set(drafts)) == 4
-        assert sum(value >= 0.5 for value in worth) == 2
-
-
 def rated(entry_id: str, widget: str, rating: str | None, scenario: str = "s1") -> dict[str, str | None]:
     return {"entry_id": entry_id, "scenario": scenario, "widget": widget, "rating": rating}
 
@@ -367,19 +281,6 @@ def test_pairs_settle_conflicts_by_majority_and_drop_ties():
         rated("c", "c", "down"),
     ]
     assert chosen_over(widgets.build_widget_dpo_pairs(entries, SCENARIOS)) == [("a", "c")]
-
-
-def test_pairs_skip_what_nobody_rated():
-    entries = [rated("1", "a", None), rated("2", "b", "down")]
-    assert widgets.build_widget_dpo_pairs(entries, SCENARIOS) == []
-
-
-def test_pairs_take_a_list_of_scenarios():
-    scenarios = [Scenario(key, state) for key, state in SCENARIOS.items()]
-    entries = [rated("1", "a", "up"), rated("2", "b", "down")]
-    assert widgets.build_widget_dpo_pairs(entries, scenarios) == widgets.build_widget_dpo_pairs(
-        entries, SCENARIOS
-    )
 
 
 def test_disliked_answer_that_was_never_listed_still_teaches():

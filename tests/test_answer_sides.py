@@ -19,10 +19,9 @@ from rl.jobs.lifecycle import TrainOrder
 from rl.models import Policy
 from rl.registry import gate_evidence
 from rl.registry import service as registry
-from rl.training.answer_sides import RecordedSide, kinds_scored
 from rl.training.evaluate import evaluate_policy
-from rl.training.linear_side import LinearSide
 from rl.training.result import TrainingRefused
+from rl.training.sides import LinearSide, RecordedSide, kinds_scored
 from tests.support.linear import BOT, QUEUES, asked, tickets, weighted
 from tests.support.split_prompts import stand
 
@@ -101,7 +100,7 @@ def test_prompts_without_a_recorded_answer_are_left_out() -> None:
 
 
 def test_known_answers_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl.training.evaluate_sides.MAX_CHECKS", 6)
+    monkeypatch.setattr("rl.training.evaluate_figures.MAX_CHECKS", 6)
     found = evaluate_policy(SIDE, agent=AGENT, others={KNOWN: known(10)}, needed=5, generate_samples=2)
     assert found["coverage"] == {"unasked": 4}
     assert "4 further prompts" in coverage_text(found)

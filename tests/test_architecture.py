@@ -71,7 +71,7 @@ ENTRY_POINTS = [
     "rl.jobs.train",
     "rl.jobs.trainer",
     "rl.reward_models.service",
-    "rl.reward_models.specs",
+    "rl.reward_models.service",
 ]
 """Modules with Django that import the packages of TORCH_PACKAGES, inside functions alone."""
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from packed_forward import logps
-from packed_forward.allowed_tokens import NO_CHOICE, AllowedTokens, allowed_logps
 from packed_forward.logps import causal_model, head_logps
+from packed_forward.packing import NO_CHOICE, AllowedTokens, allowed_logps
+from packed_forward.selftest import install
 from packed_forward.strategies import Strategy
 from rl.agents import AGENTS
 from rl.agents.template import TemplateAgent
@@ -128,10 +129,11 @@ def paths(policy: LoadedPolicy, form: Any, prompt: list[int]) -> list[list[int]]
     return found
 
 
-@pytest.mark.parametrize("strategy", [Strategy.STOCK, Strategy.DENSE])
+@pytest.mark.parametrize("strategy", [Strategy.STOCK, Strategy.SPLIT])
 def test_probabilities_of_all_answers_of_a_form_sum_to_one(base_path: Path, strategy: Strategy) -> None:
     policy = load_policy(str(base_path), hardware=HARDWARE)
     base = SharedBase(policy, QUICK)
+    install(policy, strategy)
     base.strategy = strategy
     prompt, form = (
         policy.encoder.prompts([[{"role": "user", "content": "left?"}]], 8)[0][0],

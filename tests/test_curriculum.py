@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl.recipes import DPORecipe, KTORecipe, RecipeError
-from rl.recipes.base import curriculum_order
+from rl.recipes.fit import curriculum_order
 from rl.training.adapter_trainer import rows_ordered
 from rl.training.dpo import LengthGroupedSampler
 from rl.training.result import TrainingRefused
@@ -42,10 +42,6 @@ def test_few_steps_come_first_whether_asked_called_or_traced() -> None:
         {"prompt": ASK, "completion": "a"},  # 1 + 1
     ]
     assert curriculum_order(rows, "steps") == [3, 0, 1, 2]
-
-
-def test_none_leaves_the_order_alone() -> None:
-    assert curriculum_order(PAIRS, "none") == [0, 1, 2]
 
 
 def test_what_has_no_margin_is_refused() -> None:

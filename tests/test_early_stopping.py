@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 from rl.recipes import DPORecipe, KTORecipe, RecipeError, RewardModelRecipe, SFTRecipe
 from rl.training.adapter_trainer import FEWEST_TO_STOP, evaluation_interval, stopping_arguments, stops_early
 from rl.training.dpo import DPOTrainer, ranking_loss
-from rl.training.evaluate_distance import kl_to_reference
 from rl.training.kto import KTOTrainer
 from rl.training.policy import REFERENCE, load_policy
 from rl.training.result import TrainResult
 from rl.training.reward_model import RewardModelTrainer
-from rl.training.scoring import score_responses
+from rl.training.scoring import kl_to_reference, score_responses
 from rl.training.sft import SFTTrainer
 from rl.training.trl_trainer import best_evaluation
 from tests.support.dpo_runs import HARDWARE, ListenerCallback, some_pairs
@@ -152,22 +151,7 @@ def test_a_killed_run_counts_its_patience_from_where_it_was(base: str, tmp_path:
     assert same_weights(Path(resumed.checkpoint), Path(whole.checkpoint))
 
 
-@pytest.mark.training
-def test_a_run_whose_last_evaluation_is_the_best_makes_every_step(base: str, tmp_path: Path) -> None:
-    recipe = KTORecipe(**QUICK | {"max_steps": 5, "eval_steps": 2})
-    held_out = labels(some_pairs(FEWEST_TO_STOP, seed=1))
-    result = KTOTrainer(recipe, base, output_dir=tmp_path, hardware=HARDWARE).train(labels(ROWS), held_out)
-    assert result.history["eval_step"] == [2, 4, 5]  # the last step is evaluated too
-    assert (result.status, result.steps, result.stopped_early) == ("succeeded", 5, "")
-    assert result.best_step == 5
-
-
 # The warm-up -----------------------------------------------------------------------------------------------------
-
-
-def test_a_warm_up_passes_over_few_responses_six_times_at_most() -> None:
-    recipe = KTORecipe(batch_size=16, warm_up_steps=60)
-    assert [recipe.warm_up(rows) for rows in (10, 80, 160, 5000)] == [6, 30, 60, 60]
 
 
 def test_a_warm_up_needs_its_reference_computed_before() -> None:

@@ -16,12 +16,12 @@ from rl.gates.rules import gate_judge
 from rl.linear.model import LinearPolicy
 from rl.models import Evaluation
 from rl.registry.gate_evidence import evidence_of
-from rl.training import evaluate, evaluate_answers, evaluate_sides
+from rl.training import evaluate, evaluate_figures, held_out, sides
 from rl.training.evaluate import evaluate_policy
-from rl.training.linear_side import LinearSide
 from rl.training.policy import Generation, LoadedPolicy, load_policy
 from rl.training.result import TrainingRefused
 from rl.training.scoring import ResponseScore
+from rl.training.sides import LinearSide
 from tests.support.figures import figures_of
 from tests.support.tiny_models import HARDWARE, tiny_adapter, tiny_model
 
@@ -104,12 +104,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
             found.append(ResponseScore(0.0 if answered else policy.logps.get((ask, text), -50.0), 4))
         return found
 
-    monkeypatch.setattr(evaluate_sides, "score_pairs", scores)
-    monkeypatch.setattr(evaluate_answers, "score_responses", responses)
-    monkeypatch.setattr(evaluate_answers, "generate", answers)
-    monkeypatch.setattr(evaluate_sides, "head_check", lambda policy: None)
-    for module in (evaluate, evaluate_sides):
-        monkeypatch.setattr(module, "LoadedPolicy", Made)
+    monkeypatch.setattr(sides, "score_pairs", scores)
+    monkeypatch.setattr(sides, "score_responses", responses)
+    for module in (sides, evaluate_figures):
+        monkeypatch.setattr(module, "generate", answers)
+    monkeypatch.setattr(sides, "head_check", lambda policy: None)
+    monkeypatch.setattr(evaluate, "LoadedPolicy", Made)
 
 
 A, P, M = pick("apple"), pick("pear"), pick("plum")
@@ -356,7 +356,7 @@ def test_answers_on_a_quantised_base_stand_beside_those_in_full_precision() -> N
     seven = {f"q{i}" for i in range(7)}
     asked: list[str] = []
 
-    def quantised(prompt: evaluate_answers.HeldOutPrompt) -> Generation:
+    def quantised(prompt: held_out.HeldOutPrompt) -> Generation:
         asked.append(prompt.messages[-1]["content"])
         return Generation(A if asked[-1] in seven else "no fruit", 3, "stop")
 
@@ -434,8 +434,8 @@ def test_a_classifier_stands_beside_the_policy_on_the_same_prompts() -> None:
 
 
 def test_a_text_loops_where_most_of_it_stands_in_it_before() -> None:
-    assert evaluate_answers.loops("W" + "er" * 40)
-    assert not evaluate_answers.loops("er" * 31)  # 62 characters: too short to tell
-    assert not evaluate_answers.loops(
+    assert held_out.loops("W" + "er" * 40)
+    assert not held_out.loops("er" * 31)  # 62 characters: too short to tell
+    assert not held_out.loops(
         "Let the soil dry before you water it again; your basil will thank you within two weeks."
     )

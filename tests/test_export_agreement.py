@@ -32,8 +32,9 @@ from rl.export.artifact import ExportRefused
 from rl.export.gguf import export_gguf
 from rl.export.gguf_lora import export_gguf_lora
 from rl.export.source import original_of
-from rl.training.evaluate_answers import HeldOutPrompt, generate_answers
+from rl.training.held_out import HeldOutPrompt
 from rl.training.policy import load_policy
+from rl.training.sides import generate_answers
 from tests.support.tiny_models import tiny_adapter, tiny_model
 
 

@@ -20,8 +20,8 @@ from rl.linear.fit import fit
 from rl.linear.model import CLOSED, FIELDS, LinearPolicy
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.training.evaluate import evaluate_policy
-from rl.training.evaluate_answers import AnswerJudge
-from rl.training.linear_side import LinearSide
+from rl.training.held_out import AnswerJudge
+from rl.training.sides import LinearSide
 
 RIGHT = {"a": {"b": {"c": "x", "d": 3}}, "tags": ["u", "v"], "done": True}
 

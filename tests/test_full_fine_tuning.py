@@ -18,7 +18,6 @@ from rl.export.gguf_lora import export_gguf_lora
 from rl.export.weights import BaseWeights, MergedWeights, adapter_open
 from rl.jobs import warm_start
 from rl.jobs.lifecycle import TrainOrder
-from rl.jobs.memory_estimate import SIZES
 from rl.jobs.run_recipe import recipe_for
 from rl.jobs.teachability import teachability_warning
 from rl.models import TrainingRun
@@ -33,7 +32,7 @@ from rl.recipes import (
     RecipeError,
     RewardModelRecipe,
 )
-from rl.recipes.memory import trained_bytes, weights_bytes
+from rl.recipes.fit import SIZES, memory_of, trained_bytes
 from rl.registry import service as registry
 from rl.registry.model_card import policy_card
 from rl.rewards.catalogue import reward_models_named
@@ -244,7 +243,10 @@ def test_memory_counts_a_trained_copy_and_what_does_not_fit_is_refused_with_figu
     whole, lora = (SFT_CONFIG["cpu"].with_knobs(lora_r=rank) for rank in (0, 16))
     # 7.9 GB: weight, gradient and two moments in float32
     assert trained_bytes(SIZES["0.5B"], whole) == 494_000_000 * 16
-    assert weights_bytes(SIZES["0.5B"], whole, 4) == weights_bytes(SIZES["0.5B"], lora, 4)
+    assert (
+        memory_of(SIZES["0.5B"], whole, size=4, kept=0).weights
+        == memory_of(SIZES["0.5B"], lora, size=4, kept=0).weights
+    )
     small = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
     order = TrainOrder("x", "sft", "cpu", base, {"lora_r": 0})
     with pytest.raises(RunRefused, match=r"takes 1\.\d+ GB \(at most: .* this machine has 1 GB.*--lora-r 16"):
@@ -263,7 +265,10 @@ def test_memory_counts_a_trained_copy_and_what_does_not_fit_is_refused_with_figu
 
 def test_memory_of_a_warm_up_counts_the_base_that_it_trains() -> None:
     recipe = KTO_CONFIG["cpu"]
-    weights = [weights_bytes(SIZES["0.5B"], recipe.with_knobs(warm_up_steps=steps), 4) for steps in (0, 24)]
+    weights = [
+        memory_of(SIZES["0.5B"], recipe.with_knobs(warm_up_steps=steps), size=4, kept=0).weights
+        for steps in (0, 24)
+    ]
     assert weights[1] == 2 * weights[0] == 2 * 4 * 494_000_000
 
 
@@ -271,7 +276,7 @@ def test_memory_of_ppo_counts_the_value_s_copy_and_what_stands_beside() -> None:
     def adapter_and_weights(**knobs: Any) -> tuple[float, float]:
         shape, recipe = SIZES["0.5B"], PPO_CONFIG["cpu"].with_knobs(lora_r=0, **knobs)
         judges = reward_models_named(recipe.reward)
-        weights = weights_bytes(shape, recipe, 4, judges=judges)
+        weights = memory_of(shape, recipe, size=4, kept=0, judges=judges).weights
         return trained_bytes(shape, recipe) / 494e6, weights / 494e6
 
     assert adapter_and_weights() == (32, 4)  # bytes a weight: two trained copies; the base

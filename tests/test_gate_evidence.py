@@ -29,10 +29,9 @@ from rl.registry import service as registry
 from rl.registry.gate_evidence import comparison_newest, policy_judge
 from rl.rewards.base import RewardSample
 from rl.training.evaluate import evaluate_policy
-from rl.training.evaluate_distance import kl_to_reference, written_gain
 from rl.training.kto import KTOTrainer
 from rl.training.policy import load_policy
-from rl.training.scoring import score_encoded
+from rl.training.scoring import kl_to_reference, score_encoded, written_gain
 from rl.training.sft import SFTTrainer
 from tests.support.split_prompts import stand
 from tests.support.tiny_models import HARDWARE, tiny_model

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from rl.gates.headlines import liked_of, right_answer_figure
-from rl.training.evaluate_answers import AnswerJudge, HeldOutPrompt
-from rl.training.evaluate_approval import liked_difference, liked_share, verdicts_on
+from rl.training.held_out import AnswerJudge, HeldOutPrompt, liked_difference, liked_share, verdicts_on
 from tests.test_evaluate import PICKER, A, M, P
 
 

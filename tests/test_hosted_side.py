@@ -9,8 +9,8 @@ import pytest
 from feedback.erasure.marks import Marks
 from rl.datasets.erasure import copies_erase
 from rl.evaluation.sides import HostedFailed, HostedSide, cache_file
-from rl.training.answer_sides import AnswersOnly
-from rl.training.evaluate_answers import HeldOutPrompt
+from rl.training.held_out import HeldOutPrompt
+from rl.training.sides import AnswersOnly
 from tests.support.hosted import hosted, model_server  # noqa: F401
 from tests.support.stub_openai import ModelServer
 

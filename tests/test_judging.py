@@ -29,7 +29,7 @@ from rl.registry.judging import (
 )
 from rl.registry.service import policy_reject
 from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE
-from rl.training.evaluate_answers import HeldOutPrompt
+from rl.training.held_out import HeldOutPrompt
 from rl.training.policy import Generation
 from tests.support.experiments import policy_of
 from tests.support.judging import AGENT, decision_of, incumbent_of, preference, round_of

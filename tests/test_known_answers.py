@@ -12,8 +12,7 @@ from rl.datasets.known_answers import known_digest, known_rows
 from rl.gates.evidence_kinds import CORRECTIONS, KNOWN, LABELS, PAIRS, POOLED
 from rl.gates.report import Case, Evidence
 from rl.gates.rules import rule_other_evidence
-from rl.training.evaluate_answers import AnswerJudge
-from rl.training.evaluate_evidence import right_answer_check
+from rl.training.held_out import AnswerJudge, right_answer_check
 from tests.support.dataset_feedback import decide, prompts_in, rate
 from tests.support.gate_worlds import BOUNDS
 from tests.test_evaluate import PICKER, TALKER, A, M, P

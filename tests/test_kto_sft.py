@@ -95,13 +95,6 @@ def test_a_last_batch_of_one_kind_of_response_ends_the_run_in_figures(base: str,
     assert all(map(math.isfinite, result.metrics.values()))
 
 
-def test_a_knob_overrides_the_weights(base: str, tmp_path: Path) -> None:
-    recipe = dataclasses.replace(KTO, max_steps=1, undesirable_weight=2.5)
-    trainer = kto(base, tmp_path, recipe)
-    trainer.train(labels(8))
-    assert any("weights 1 and 2.5" in note for note in trainer.context.notes), trainer.context.notes
-
-
 def test_a_batch_of_one_has_no_reference_point() -> None:
     with pytest.raises(RecipeError, match="at least 2"):
         KTORecipe(batch_size=1)
@@ -265,12 +258,6 @@ def test_a_result_loads_and_draws_itself(base: str, tmp_path: Path) -> None:
 def test_nothing_to_show_is_refused(base: str, tmp_path: Path) -> None:
     with pytest.raises(TrainingRefused, match="at least one demonstration"):
         sft(base, tmp_path).train([])
-
-
-def test_a_row_without_a_completion_is_refused_with_its_number(base: str, tmp_path: Path) -> None:
-    rows = [*demonstrations(2), {"prompt": [{"role": "user", "content": "how"}]}]
-    with pytest.raises(TrainingRefused, match="row 2: expected `completion`"):
-        sft(base, tmp_path).train(rows)
 
 
 @pytest.mark.slow

@@ -22,10 +22,10 @@ from rl.agents import widgets
 from rl.jobs.label import REWARD_MODEL, LabelRow, LabelsRefused, _stack, auto_label, rated_rows
 from rl.models import LabelRun
 from rl.models.runs import RunRefused
-from rl.reward_models.specs import rewards_located
+from rl.reward_models.service import rewards_located
 from rl.rewards.base import RewardSample
 from rl.rewards.catalogue import RewardRefused, reward_named
-from rl.training.labels import LabelModel, LearnedReward, embeddings, figures_of, label_fit, logits, margins
+from rl.training.labels import LabelModel, LearnedReward, embeddings, figures_of, label_fit, margins
 from rl.training.policy import load_policy
 from rl.training.result import TrainingRefused
 from rl.training.rewarding import rewards_of
@@ -75,15 +75,6 @@ def test_stated_probabilities_come_true_where_a_plain_classifier_is_too_sure() -
 
 
 @pytest.mark.slow
-def test_labels_of_chance_are_told_to_be_chance() -> None:
-    x, _, _ = made_up(200, 20)
-    good = np.random.default_rng(5).random(200) < 0.5
-    found = label_fit(x, good, names(200))
-    assert np.abs(found.fold_probabilities - 0.5).max() < 0.35
-    assert found.figures.brier > 0.23
-
-
-@pytest.mark.slow
 def test_responses_to_one_prompt_are_never_parted() -> None:
     # the label is the prompt's alone, so a model that saw another answer to it would know; one that did not cannot
     random = np.random.default_rng(0)
@@ -111,10 +102,6 @@ def test_a_saved_model_says_the_same(tmp_path: Path) -> None:
     assert facts == {"base_model": "b"}
     with pytest.raises(TrainingRefused, match="expected a label model"):
         LabelModel.load(tmp_path)
-
-
-def test_log_odds_are_cut_at_certainty() -> None:
-    assert logits(np.array([0.5, 0.0, 1.0]))[:, 0] == pytest.approx([0, -13.8155, 13.8155], abs=1e-3)
 
 
 @pytest.mark.training
@@ -214,13 +201,6 @@ def test_a_reward_model_that_only_knows_its_own_prompts_is_not_believed() -> Non
     found, left_out, _ = stacked(by_heart)
     assert found is None
     assert left_out[REWARD_MODEL].startswith("no improvement: Brier")
-
-
-@pytest.mark.slow
-def test_with_few_held_out_ratings_nothing_is_stacked() -> None:
-    found, left_out, _ = stacked(lambda good, draw, _: np.where(good, 1.0, -1.0), rows=100)
-    assert found is None
-    assert left_out[REWARD_MODEL].startswith("on held-out prompts: expected at least 40")
 
 
 @pytest.mark.campaign

@@ -37,7 +37,7 @@ from rl.registry import service as registry
 from rl.reward_models.service import fault_of
 from rl.serving.base import BASE
 from rl.serving.routing import base_model, policy_model
-from rl.training import linear_side
+from rl.training import sides
 from rl.training.scoring import ResponseScore
 from tests.support.api_client import ApiClient
 from tests.support.linear import BOT, QUEUES, asked, tickets, weighted
@@ -244,7 +244,7 @@ def test_the_command_refuses_what_it_cannot_learn_and_plans_without_training(
 
 
 def test_a_model_is_measured_among_the_options_as_a_linear_policy_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    side = linear_side.LinearSide(weighted(), BOT)
+    side = sides.LinearSide(weighted(), BOT)
     row = {"prompt": asked("hot"), "completion": "a", "chosen": "b", "rejected": "a"}
     # scores 2 and 0.75: log-softmax by hand
     total = math.log(math.exp(2) + math.exp(0.75))
@@ -263,8 +263,8 @@ def test_a_model_is_measured_among_the_options_as_a_linear_policy_is(monkeypatch
     def scores(policy: Any, items: Any, **_: Any) -> list[ResponseScore]:
         return [ResponseScore({"a": -9.0, "b": -10.0}[response], 7) for _, response in items]
 
-    monkeypatch.setattr(linear_side, "score_responses", scores)
-    (model,) = linear_side.choice_scores(None, [row], side.options)  # type: ignore[arg-type]
+    monkeypatch.setattr(sides, "score_responses", scores)
+    (model,) = sides.choice_scores(None, [row], side.options)  # type: ignore[arg-type]
     assert (model.logp, model.tokens) == (pytest.approx(-9 - math.log(math.exp(-9) + math.exp(-10))), 1)
 
 

@@ -140,10 +140,6 @@ def test_an_answer_that_is_partly_right_is_partly_rewarded() -> None:
     assert raw('{"subjects": ["nowhere"]}') == -2.0
 
 
-def test_the_prioritizer_takes_a_thousand_tokens_and_answers_in_256() -> None:
-    assert AGENTS["prioritizer"].max_new_tokens == 256
-
-
 @pytest.mark.parametrize("slug", AGENTS)
 def test_what_agents_say_outcomes_are_worth_can_be_written_as_settings(slug: str) -> None:
     worth = AGENTS[slug].reward_facts.outcomes

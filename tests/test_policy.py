@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from rl.checksums import base_hash
 from rl.recipes import Recipe
 from rl.training import loading
-from rl.training.loading import PolicyLoadError, adapter_read
-from rl.training.policy import Generation, LoadedPolicy, adapter_save, generate, load_policy
+from rl.training.loading import PolicyLoadError, adapter_read, adapter_save
+from rl.training.policy import Generation, LoadedPolicy, generate, load_policy
 from rl.training.scoring import score_responses
 from tests.support.tiny_models import HARDWARE, TOKENIZERS, tiny_adapter, tiny_model
 
@@ -141,11 +141,6 @@ def test_the_head_multiplies_last_positions_in_one_piece(
     assert all(seen)
 
 
-def test_an_answer_that_does_not_end_says_length(llama: LoadedPolicy) -> None:
-    (answer,) = generate(llama, [ASK], max_new_tokens=3)
-    assert (answer.tokens, answer.finish_reason) == (3, "length")
-
-
 def test_sampling_is_repeatable_by_seed_and_leaves_the_callers_randomness_alone(llama: LoadedPolicy) -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
@@ -155,11 +150,6 @@ def test_sampling_is_repeatable_by_seed_and_leaves_the_callers_randomness_alone(
     assert one == generate(llama, [ASK] * 3, max_new_tokens=8, temperature=1.0, seed=1)
     assert one != generate(llama, [ASK] * 3, max_new_tokens=8, temperature=1.0, seed=2)
     assert len({answer.text for answer in one}) > 1
-
-
-def test_sampling_from_the_likeliest_token_alone_is_greedy(llama: LoadedPolicy) -> None:
-    greedy = generate(llama, [ASK], max_new_tokens=8)
-    assert generate(llama, [ASK], max_new_tokens=8, temperature=2.0, top_k=1) == greedy
 
 
 def test_a_saved_adapter_scores_the_same_when_loaded_again(base: Path, tmp_path: Path) -> None:
@@ -268,11 +258,6 @@ def test_a_folder_that_is_no_usable_model_is_refused_with_the_reason(
 ) -> None:
     make(tmp_path / "model")
     with pytest.raises(PolicyLoadError, match=says):
-        load_policy(str(tmp_path / "model"), hardware=HARDWARE)
-
-
-def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PolicyLoadError, match=r"expected a model directory at .*, found none"):
         load_policy(str(tmp_path / "model"), hardware=HARDWARE)
 
 

@@ -73,10 +73,10 @@ def test_a_key_of_a_newer_version_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b'{"method": "dpo",\n "status": ', "broken JSON.*line 2"),
-        (b"[1, 2]", "found a JSON list"),
-        (b'{"loss": 1}', "without method, status, checkpoint"),
-        (b"\xff\xfe\x00", "not UTF-8"),
+        (b'{"method": "dpo",\n "status": ', "line 2"),
+        (b"[1, 2]", "dictionary"),
+        (b'{"loss": 1}', "method: Field required"),
+        (b"\xff\xfe\x00", "utf-8"),
     ],
 )
 def test_a_broken_file_is_refused_with_what_is_wrong(tmp_path: Path, content: bytes, says: str) -> None:
@@ -87,7 +87,7 @@ def test_a_broken_file_is_refused_with_what_is_wrong(tmp_path: Path, content: by
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"status": "running"}, "succeeded or cancelled"), ({"history": [1]}, "history to be an object")],
+    [({"status": "running"}, "status"), ({"history": [1]}, "history")],
 )
 def test_a_file_with_a_wrong_value_is_refused(tmp_path: Path, change: dict, says: str) -> None:
     path = a_result().save(tmp_path / "result.json")

@@ -23,8 +23,8 @@ from rl.reward_models.service import (
     reward_model_promote,
     reward_model_retire,
     reward_model_valid,
+    rewards_located,
 )
-from rl.reward_models.specs import rewards_located
 from tests.support.figures import figures_of
 
 pytestmark = pytest.mark.django_db

@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from rl.rewards.base import RewardSample, RewardValue, reward_normalise
+from rl.rewards.base import (
+    Component,
+    RewardEngine,
+    RewardSample,
+    RewardValue,
+    combine,
+    group_advantages,
+    reward_normalise,
+)
 from rl.rewards.catalogue import FunctionReward, RewardRefused, rewards_named
 from rl.rewards.code_execution import CodeExecutionDisabled, CodeExecutionReward, code_of
-from rl.rewards.engine import Component, RewardEngine, combine, group_advantages
 from rl.rewards.formats import AgentReward, FormatComplianceReward, SyntaxValidationReward
 from rl.rewards.traces import EfficiencyReward, TaskCompletionReward, ToolSuccessReward
 

@@ -10,19 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from packed_forward.logps import causal_model, head_logps
-from packed_forward.strategies import Strategy
-from rl.chat_templates import DEFAULT_CHAT_TEMPLATE
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.policy import LoadedPolicy, load_policy
 from rl.training.scoring import (
     ScoringError,
-    distributions_kl,
     head_check,
     kl_encoded,
     kl_next_token,
     score_encoded,
-    score_pairs,
     score_responses,
 )
 from tests.support.tiny_models import (
@@ -87,14 +82,6 @@ def test_the_turn_end_is_scored_with_the_response(llama: LoadedPolicy) -> None:
     assert long - short == pytest.approx(last, abs=1e-4)
 
 
-def test_next_token_probabilities_sum_to_1(llama: LoadedPolicy) -> None:
-    model = causal_model(llama.model)
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    hidden = torch.randn(1, model.config.hidden_size).expand(vocabulary, -1)
-    (logps, *_) = head_logps(model, hidden, torch.arange(vocabulary))
-    assert float(logps.exp().sum()) == pytest.approx(1.0, abs=1e-5)
-
-
 def test_padding_and_batching_do_not_change_a_score(llama: LoadedPolicy) -> None:
     items = [
         ([{"role": "user", "content": "why " * n}], "because " * m) for n, m in ((1, 9), (30, 1), (7, 4))
@@ -102,12 +89,6 @@ def test_padding_and_batching_do_not_change_a_score(llama: LoadedPolicy) -> None
     together = score_responses(llama, items, batch_size=3)
     alone = [score_responses(llama, [item])[0] for item in items]
     assert [s.logp for s in together] == pytest.approx([s.logp for s in alone], abs=1e-4)
-
-
-def test_a_response_asked_for_twice_gets_the_same_score_in_both_places(llama: LoadedPolicy) -> None:
-    scores = score_responses(llama, [(ASK, "table"), (ASK, "chart"), (ASK, "table")])
-    assert scores[0] == scores[2]
-    assert scores[0] != scores[1]
 
 
 def test_without_its_adapter_a_policy_scores_as_its_base(tmp_path: Path, llama: LoadedPolicy) -> None:
@@ -132,33 +113,6 @@ def test_scores_that_are_kept_are_computed_once_for_the_policy_and_once_for_its_
         found = [[score.logp for score in score_responses(policy, items, **options)] for options in asked]
         assert found == expected
         monkeypatch.setattr("rl.training.scoring._batch_logps", None)
-
-
-def test_the_distance_to_a_reference_is_the_same_however_the_two_are_computed(
-    tmp_path: Path, llama: LoadedPolicy
-) -> None:
-    adapter = tiny_adapter(Path(llama.base_model), tmp_path / "adapter")
-    prompt = [{"role": "user", "content": "which chart?"}]
-    texts = ["a line", "a pie, and then a table", "none", "a", "b", "a bar", "c", "two lines"]
-    items = llama.encoder.responses([(prompt, text) for text in texts])
-    found = []
-    for strategy in (
-        Strategy.STOCK,
-        None,
-    ):  # None: the policy finds that rows which share a prompt can be packed
-        policy = load_policy(llama.base_model, adapter, hardware=llama.hardware)
-        reference = load_policy(llama.base_model, hardware=llama.hardware)
-        policy.strategy, reference.strategy = strategy, Strategy.STOCK
-        found.append(kl_encoded(policy, items, reference=reference))
-    assert policy.strategy != Strategy.STOCK
-    assert all(value > 0 for value in found[0])
-    assert found[1] == pytest.approx(found[0], rel=1e-3)
-
-
-def test_the_divergence_of_two_distributions_worked_by_hand() -> None:
-    p, q = torch.tensor([[0.5, 0.5], [0.2, 0.8]]), torch.tensor([[0.9, 0.1], [0.2, 0.8]])
-    # 0.5 ln(0.5 / 0.9) + 0.5 ln(0.5 / 0.1) = -0.29389 + 0.80472
-    assert distributions_kl(p.log(), q.log()).tolist() == pytest.approx([0.51083, 0.0], abs=1e-5)
 
 
 def test_the_divergence_of_the_next_token_is_that_of_the_models_own_logits(
@@ -202,12 +156,6 @@ def test_a_token_that_the_policy_is_unsure_of_does_not_carry_its_distance(
     assert 0 < exact < estimate / 2
 
 
-def test_pairs_are_scored_chosen_first(llama: LoadedPolicy) -> None:
-    row = {"prompt": ASK, "chosen": [{"role": "assistant", "content": "table"}], "rejected": "chart"}
-    ((chosen, rejected),) = score_pairs(llama, [row])
-    assert [chosen, rejected] == score_responses(llama, [(ASK, "table"), (ASK, "chart")])
-
-
 def test_an_architecture_with_unknown_logits_is_refused(
     llama: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,13 +169,6 @@ def encoder(template: str | None = CHAT_TEMPLATE, context: int | None = None, ki
     tokenizer = tiny_tokenizer(kind)
     tokenizer.chat_template = template
     return Encoder(tokenizer, context)
-
-
-def test_a_model_without_a_template_gets_the_plain_one() -> None:
-    plain = encoder(None)
-    assert plain.tokenizer.chat_template == DEFAULT_CHAT_TEMPLATE
-    assert plain.render(ASK) == "Pick one.\n\nUser: Which widget, José?\n\nAssistant:\n"
-    assert "no chat template" in plain.notes[0]
 
 
 def test_a_template_without_a_system_turn_gets_it_in_the_users() -> None:
@@ -260,15 +201,6 @@ def test_what_a_template_adds_to_past_answers_is_not_trained_on() -> None:
     assert thinking.tokenizer.decode(item.response_ids) == "table<|end|>"
 
 
-def test_a_tokenizer_without_padding_gets_an_existing_token() -> None:
-    tokenizer = tiny_tokenizer()
-    before = len(tokenizer)
-    tokenizer.pad_token = None
-    Encoder(tokenizer)
-    assert tokenizer.pad_token == "<|end|>"
-    assert len(tokenizer) == before
-
-
 def test_a_long_prompt_loses_its_oldest_words_and_keeps_the_system_turn() -> None:
     small = encoder()
     words = " ".join(f"word{i}" for i in range(100))
@@ -282,26 +214,12 @@ def test_a_long_prompt_loses_its_oldest_words_and_keeps_the_system_turn() -> Non
     assert not item.response_cut
 
 
-def test_a_system_turn_that_leaves_no_room_goes_too() -> None:
-    small = encoder()
-    long = [{"role": "system", "content": "rule " * 100}, {"role": "user", "content": "which widget?"}]
-    (item,) = small.responses([(long, "table")], max_length=40)
-    assert small.tokenizer.decode(item.prompt_ids).endswith("<|user|>which widget?<|end|><|assistant|>")
-
-
 def test_a_long_response_loses_its_end_and_its_turn_end() -> None:
     small = encoder()
     (item,) = small.responses([(ASK, "word " * 50)], max_length=200, max_response_length=10)
     assert len(item.response_ids) == 10
     assert item.response_cut
     assert small.turn_end_id not in item.response_ids
-
-
-def test_a_long_response_leaves_the_prompt_half_the_length() -> None:
-    small = encoder()
-    long = [{"role": "user", "content": "why " * 100}]
-    (item,) = small.responses([(long, "because " * 100)], max_length=60)
-    assert (len(item.prompt_ids), len(item.response_ids)) == (30, 30)
 
 
 def test_the_models_context_is_a_limit_even_where_none_is_asked_for() -> None:

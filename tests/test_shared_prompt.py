@@ -7,7 +7,7 @@ import torch
 
 from packed_forward import selftest
 from packed_forward.logps import causal_model
-from packed_forward.shared_prompt import SharedPrompt, running_rows
+from packed_forward.prefix_attention import SharedPrompt, running_rows
 from packed_forward.strategies import Strategy
 from random_models import SHAPES, a_policy
 from rl.training.constrained_generation import Sampling, generate_tokens

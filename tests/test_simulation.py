@@ -16,12 +16,6 @@ from rl.management.simulation import SimulationRefused, simulate
 pytestmark = pytest.mark.django_db
 
 
-def test_every_variation_becomes_a_decision() -> None:
-    made = simulate("widgets", scenarios=3)
-    assert made.decisions == Decision.objects.count() == 12
-    assert not Rating.objects.exists()
-
-
 def test_simulating_again_adds_nothing() -> None:
     simulate("widgets", scenarios=3, rated=True)
     again = simulate("widgets", scenarios=3, rated=True)
@@ -94,10 +88,6 @@ def test_a_taste_is_simulated_by_its_name() -> None:
             assert (row.thumb == "up") == (json.loads(row.decision.response)["widget"] in compact)
     with pytest.raises(SimulationRefused, match="expected a taste of team, situation, drifting"):
         simulate("widgets", taste="sour")
-
-
-def test_thousands_of_scenarios_can_be_had_of_the_smallest_agent() -> None:
-    assert len(scenarios_of(AGENTS["tool_agent"], "team", 2_000)) == 2_000
 
 
 def test_unknown_agents_and_wrong_numbers_are_refused() -> None:

@@ -13,8 +13,8 @@ from rl.chat_templates import ChatTemplate
 from rl.serving.base import Ask, BackendUnable, ServingRefused
 from rl.serving.llama import Chat, LlamaPolicy
 from rl.serving.tool_calls import CallReader, CallSyntax, Tools
-from rl.training.chat_template import NotRenderable
-from rl.training.encoding import Encoder, prompt_messages
+from rl.training.chat_template import NotRenderable, prompt_messages
+from rl.training.encoding import Encoder
 from tests.support.serving import BUNDLED, gguf_files
 
 ID = {"type": "string", "enum": ["a1", "b2"]}

@@ -28,6 +28,8 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
     TrainerCallback,
+    TrainerControl,
+    TrainerState,
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
@@ -64,13 +66,15 @@ class Recorder(TrainerCallback):
         self.losses: list[float] = []
         self.seconds: list[float] = []
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
+    def on_step_begin(self, *_: object, **__: object) -> None:
         self.began = time.perf_counter()
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, *_: object, **__: object) -> None:
         self.seconds.append(time.perf_counter() - self.began)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+    def on_log(
+        self, args: object, state: TrainerState, control: TrainerControl, logs: Any = None, **_: object
+    ) -> None:
         if logs and "loss" in logs:
             self.losses.append(float(logs["loss"]))
 
@@ -87,9 +91,16 @@ def tiny_model() -> tuple[Any, Any]:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=len(vocabulary), pad_token_id=0, bos_token_id=1, eos_token_id=1,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=len(vocabulary),
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
     return LlamaForCausalLM(config), tokenizer
 
 
@@ -104,14 +115,28 @@ def train(kind: type[trl.DPOTrainer], model_name: str, steps: int, folder: Path,
     model, tokenizer = load(model_name)
     recorder = Recorder()
     arguments = trl.DPOConfig(
-        str(folder), max_steps=steps, per_device_train_batch_size=4, learning_rate=1e-3, logging_steps=1,
-        save_strategy="no", report_to=[], disable_tqdm=True, seed=0, gradient_checkpointing=False,
-        use_cpu=not torch.cuda.is_available(), bf16=torch.cuda.is_available(), **config,
-    )  # fmt: skip
+        str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        learning_rate=1e-3,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=0,
+        gradient_checkpointing=False,
+        use_cpu=not torch.cuda.is_available(),
+        bf16=torch.cuda.is_available(),
+        **config,
+    )
     trainer = kind(
-        model=model, args=arguments, train_dataset=Dataset.from_list(PAIRS), processing_class=tokenizer,
-        peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"), callbacks=[recorder],
-    )  # fmt: skip
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_list(PAIRS),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"),
+        callbacks=[recorder],
+    )
     trainer.train()
     choice = getattr(trainer, "strategy_choice", None)
     return Run(recorder.losses, recorder.seconds, str(choice.strategy) if choice else "trl")

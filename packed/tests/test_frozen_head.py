@@ -6,8 +6,8 @@ import pytest
 import torch
 from trl.kernels import ChunkedLogProbFunction
 
-from packed_forward import frozen_head
-from packed_forward.frozen_head import FrozenHeadLogProb
+from packed_forward import logps
+from packed_forward.logps import FrozenHeadLogProb
 
 EXTRAS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 TOKENS, WIDTH, VOCABULARY = 7, 16, 61
@@ -26,7 +26,7 @@ def parts(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
 def test_outputs_and_gradients_are_those_of_the_general_function(
     softcap: float | None, temperature: float, scale: float, entropy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frozen_head, "CELLS", 3 * VOCABULARY)  # three tokens at once, the last slice shorter
+    monkeypatch.setattr(logps, "CELLS", 3 * VOCABULARY)  # three tokens at once, the last slice shorter
     hidden, weight, bias, targets = parts()
     weights = torch.linspace(-1, 1, TOKENS)
     expected = ChunkedLogProbFunction.apply(

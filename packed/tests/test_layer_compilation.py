@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from packed_forward import compile_choice, forward, layer_compilation, selftest
+from packed_forward import forward, layer_compilation, selection, selftest
 from packed_forward.layer_compilation import Buckets, widths_fit
 from packed_forward.logps import causal_model
 from packed_forward.packing import pack
@@ -29,9 +29,11 @@ def nothing_compiled() -> Iterator[None]:
 def found(policy: Any, strategy: Strategy, sizes: tuple[int, ...], buckets: Buckets | None) -> Any:
     items = some_items(*sizes)
     packed = pack(
-        [i.prompt_ids for i in items], [i.response_ids for i in items], pad_token_id=0,
+        [i.prompt_ids for i in items],
+        [i.response_ids for i in items],
+        pad_token_id=0,
         fit=buckets.fit if buckets else None,
-    )  # fmt: skip
+    )
     policy.model.zero_grad(set_to_none=True)
     logps = forward.packed_logps(causal_model(policy.model), packed, strategy)[0]
     logps.sum().backward()
@@ -118,7 +120,7 @@ def test_another_rung_is_not_compiled_any_more() -> None:
 def choose(
     policy: Any, wish: str, strategy: Strategy = Strategy.LAST_LAYER, step_s: float = 1.0, steps: int = 10**6
 ) -> Any:
-    return compile_choice.compile_choose(
+    return selection.compile_choose(
         policy, strategy, some_items(57, 20), wish=wish, steps=steps, step_s=lambda: step_s
     )
 
@@ -150,7 +152,6 @@ def test_compiled_layers_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPa
         ("auto", Strategy.SPLIT, "only on CUDA"),
         ("on", Strategy.STOCK, "rows are not packed"),
         ("on", Strategy.FLEX, "its own kernel"),
-        ("on", Strategy.CACHE, "two passes"),
     ],
 )
 def test_why_layers_are_not_compiled_is_said(wish: str, strategy: Strategy, reason: str) -> None:
@@ -161,8 +162,8 @@ def test_why_layers_are_not_compiled_is_said(wish: str, strategy: Strategy, reas
 
 def test_on_a_card_a_short_run_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = a_policy("llama")
-    monkeypatch.setattr(compile_choice, "_impossible", lambda *_: "")  # as on a card
-    monkeypatch.setattr(compile_choice, "compiled_agrees", lambda *_: (True, "log-probabilities agree"))
+    monkeypatch.setattr(selection, "_impossible", lambda *_: "")  # as on a card
+    monkeypatch.setattr(selection, "compiled_agrees", lambda *_: (True, "log-probabilities agree"))
     # a tenth of 100 steps of half a second is 5 s; two widths are taken to cost a minute
     short = choose(policy, "auto", step_s=0.5, steps=100)
     assert short.buckets is None

@@ -17,8 +17,7 @@ from peft import LoraConfig
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 import packed_forward as packed
-from packed_forward.dpo_trainer import PackedDPOTrainer
-from packed_forward.preference_collator import PreferenceCollator
+from packed_forward.dpo_trainer import PackedDPOTrainer, PreferenceCollator
 from packed_forward.strategies import Strategy
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "packed_dpo.py"
@@ -51,13 +50,22 @@ def a_trainer(
     if not lora:
         reference = example.tiny_model()[0]
     arguments = trl.DPOConfig(
-        str(folder), per_device_train_batch_size=3, report_to=[], disable_tqdm=True, use_cpu=True, seed=0,
+        str(folder),
+        per_device_train_batch_size=3,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=0,
         **{"bf16": False, **config},
-    )  # fmt: skip
+    )
     trainer = kind(
-        model=model, ref_model=reference, args=arguments, train_dataset=Dataset.from_list(ROWS),
-        processing_class=tokenizer, peft_config=LoraConfig(r=4, target_modules="all-linear") if lora else None,
-    )  # fmt: skip
+        model=model,
+        ref_model=reference,
+        args=arguments,
+        train_dataset=Dataset.from_list(ROWS),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(r=4, target_modules="all-linear") if lora else None,
+    )
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, weight in trainer.model.named_parameters():

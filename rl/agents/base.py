@@ -19,6 +19,10 @@ State = Mapping[str, Any]
 """State of the app at the time of the prompt, JSON-serialisable; its keys are the agent's own."""
 
 
+Row = Mapping[str, Any]
+"""A row of a dataset: a prompt, and answers with what people said of them; JSON-serialisable."""
+
+
 UNREADABLE = (ValueError, TypeError, AttributeError, LookupError)
 """Errors an agent may raise over a state that an app sent: a key is missing, or its value has another type."""
 
@@ -265,7 +269,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     return dict(pairs)
 
 
-def names_values(schema: Any) -> bool:
+def names_values(schema: object) -> bool:
     """True of a JSON schema with a finite set of values: enums, bounded integers, booleans, lists and objects of them.
 
     Any other keyword counts as open.
@@ -447,32 +451,3 @@ class ChoiceAgent(OptionsAgent):
             for disliked in tally
             if tally[disliked] < 0
         ]
-
-
-def taste_of(choice: str | None, wanted: Iterable[str], unwanted: Iterable[str]) -> float:
-    """Taste for a choice among three wanted and three unwanted ones: 1, 0.9, 0.8 and 0.2, 0.1, 0; else 0."""
-    worth = dict(zip(wanted, (1.0, 0.9, 0.8), strict=True)) | dict(
-        zip(unwanted, (0.2, 0.1, 0.0), strict=True)
-    )
-    return worth.get(choice or "", 0.0)
-
-
-def distinct_scenarios(
-    slug: str,
-    groups: Iterable[str],
-    count: int,
-    draw: Callable[[Random, str], JsonObject],
-    shown: Callable[[State], object],
-) -> list[Scenario]:
-    """`count` scenarios of each group, of which no two have an equal `shown`. The same ones in every process."""
-    made: list[Scenario] = []
-    for group in groups:
-        random = Random(f"{slug}/{group}")
-        seen: set[object] = set()
-        while len(seen) < count:
-            state = draw(random, group)
-            if shown(state) in seen:
-                continue
-            seen.add(shown(state))
-            made.append(Scenario(f"{group}-{len(seen):03d}", state, tags=(group,)))
-    return made

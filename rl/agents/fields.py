@@ -63,7 +63,7 @@ def composed(found: Sequence[tuple[Path, Any]]) -> Any:
     return whole
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """Canonical text of a value: equal for 1 and 1.0, different for 1 and true."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
@@ -85,7 +85,7 @@ def answer_action(agent: Agent, response: str) -> str:
     return answer_plain(response)
 
 
-def fields_right(answer: Any, right: Any) -> tuple[float, int]:
+def fields_right(answer: object, right: object) -> tuple[float, int]:
     """(points, count): fields of `answer` that equal those of `right`, and the fields of either.
 
     A list of values is one field, worth the F1 of its items in any order. A list of objects is worth the mean of its

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from random import Random
-from typing import Any
 
-from rl.agents.base import (
-    Agent,
-    ChoiceAgent,
-    JsonObject,
-    OutcomeScale,
-    RewardFacts,
-    Scenario,
-    State,
-    World,
-    distinct_scenarios,
-    state_text,
-    taste_of,
-)
+from rl.agents.base import JsonObject, OutcomeScale, RewardFacts, State, World, state_text
+from rl.agents.worlds import TwoKinds, draw_any, two_of_each
 
 # Two sensible ways to file anything: by what it is and when, or by whom it is from. Liked most first.
 BY_KIND = ("{Kind}s/{year}", "Archive {year}", "Office/{Kind}s")
@@ -58,16 +46,14 @@ TASTE: dict[str, str] = {
     "offer": "by partner",
 }
 
-PER_KIND = 60
-
 
 @dataclass(frozen=True)
-class Filer(ChoiceAgent):
+class Filer(TwoKinds):
     """Chooses the folder for a document.
 
     State: "document": text; "folders": names; "context": "status", "pages". Never shown: "filed_in", the folder or
-    list of folders where the document ended up, which is the ground truth. For the simulated rater alone: "kind",
-    "partner", "year", "wanted".
+    list of folders where the document ended up, which is the ground truth; "kind", a key of TASTE; "partner"; "year";
+    "wanted", "by kind" or "by partner".
     Response: {"folder": "<name>"}.
     """
 
@@ -77,72 +63,42 @@ class Filer(ChoiceAgent):
             return None
         return [self.respond(folder) for folder in ([filed_in] if isinstance(filed_in, str) else filed_in)]
 
-    def scenarios(self) -> list[Scenario]:
-        made = distinct_scenarios(self.slug, TASTE, PER_KIND, state_random, lambda state: state["document"])
-        return [replace(one, state={**one.state, "filed_in": best_folder(one.state)}) for one in made]
-
-    def hidden_preference(self, state: State, response: str) -> float:
-        """1, 0.9, 0.8 for the wanted way of filing, 0.2, 0.1, 0 for the other way; 0 for anything else."""
-        if state_text(state, "kind", self.slug) not in TASTE:
-            raise ValueError(f"filer: 'kind' must be one of {', '.join(TASTE)}; found {state['kind']!r}")
+    def kinds(self, state: State) -> dict[str, Iterable[str]]:
         state_text(state, "partner", self.slug)
-        folder = self.option_chosen(state, response)
-        return 0.0 if folder is None else folder_value(state, folder)
+        names = {"Kind": state["kind"].capitalize(), "partner": state["partner"], "year": state.get("year")}
+        return {
+            "by kind": [name.format(**names) for name in BY_KIND],
+            "by partner": [name.format(**names) for name in BY_PARTNER],
+        }
 
+    def best_folder(self, state: State) -> str:
+        """The listed folder that the made-up team likes best."""
+        return max(state["folders"], key=lambda folder: self.worth(state, folder))
 
-def folder_value(state: Mapping[str, Any], folder: str) -> float:
-    """Value of a folder for the simulated team, in [0, 1]."""
-    by_kind, by_partner = _folders(state)
-    wants_kind = state.get("wanted", TASTE[state["kind"]]) == "by kind"
-    wanted, unwanted = (by_kind, by_partner) if wants_kind else (by_partner, by_kind)
-    return taste_of(folder, wanted, unwanted)
-
-
-def best_folder(state: Mapping[str, Any]) -> str:
-    """The listed folder that the made-up team likes best."""
-    return max(state["folders"], key=lambda folder: folder_value(state, folder))
-
-
-def _folders(state: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Every folder by kind, and every folder by partner, liked most first."""
-    names = {"Kind": state["kind"].capitalize(), "partner": state["partner"], "year": state.get("year")}
-    return [name.format(**names) for name in BY_KIND], [name.format(**names) for name in BY_PARTNER]
-
-
-def state_random(random: Random, kind: str) -> JsonObject:
-    """A made-up state: two folders by kind and two by partner, all sensible, in random order."""
-    partner, year = random.choice(PARTNERS), random.choice(YEARS)
-    state: JsonObject = {
-        "document": random.choice(SAYINGS).format(
-            kind=kind,
-            partner=partner,
-            year=year,
-            month=random.choice(MONTHS),
-            number=random.randint(100, 999),
-        ),
-        "kind": kind,
-        "partner": partner,
-        "year": year,
-        "context": {
-            "status": random.choice(STATES),
-            "pages": random.choice(SIZES),
-        },
-    }
-    by_kind, by_partner = _folders(state)
-    listed = random.sample(by_kind, 2) + random.sample(by_partner, 2)
-    random.shuffle(listed)
-    return {**state, "folders": listed}
-
-
-def _draw_state(agent: Agent, random: Random) -> JsonObject:
-    state = state_random(random, random.choice(tuple(TASTE)))
-    return state | {"filed_in": best_folder(state)}
+    def draw(self, random: Random, kind: str) -> JsonObject:
+        """Two folders by kind and two by partner, all sensible."""
+        partner, year = random.choice(PARTNERS), random.choice(YEARS)
+        state: JsonObject = {
+            "document": random.choice(SAYINGS).format(
+                kind=kind,
+                partner=partner,
+                year=year,
+                month=random.choice(MONTHS),
+                number=random.randint(100, 999),
+            ),
+            "kind": kind,
+            "partner": partner,
+            "year": year,
+            "context": {"status": random.choice(STATES), "pages": random.choice(SIZES)},
+        }
+        state["folders"] = two_of_each(random, *self.kinds(state).values())
+        return {**state, "filed_in": self.best_folder(state)}
 
 
 def _situation_answer(state: JsonObject) -> None:
     """By partner while the matter is open, by kind once it is closed."""
     state["wanted"] = "by partner" if state["context"]["status"] in ("open", "disputed") else "by kind"
-    state["filed_in"] = best_folder(state)
+    state["filed_in"] = AGENT.best_folder(state)
 
 
 AGENT = Filer(
@@ -162,5 +118,7 @@ AGENT = Filer(
     asked_key="document",
     answer_key="folder",
     options_key="folders",
-    world=World(_draw_state, _situation_answer),
+    group_key="kind",
+    taste=TASTE,
+    world=World(draw_any, _situation_answer),
 )

@@ -295,7 +295,7 @@ def _values(response: str) -> list[str]:
     return [value for value in values if isinstance(value, str) and value]
 
 
-def _type(value: Any) -> str:
+def _type(value: object) -> str:
     if isinstance(value, bool):
         return "boolean"
     names = {

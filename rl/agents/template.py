@@ -75,7 +75,7 @@ def schema_check(schema: Any) -> None:
         raise ValueError("expected a JSON schema whose $ref stay within it (#/...)")
 
 
-def _references(value: Any) -> list[str]:
+def _references(value: object) -> list[str]:
     if isinstance(value, Mapping):
         own = [str(value["$ref"])] if "$ref" in value else []
         return own + [found for inner in value.values() for found in _references(inner)]
@@ -143,5 +143,5 @@ class TemplateAgent(Agent):
         return [_text(answer) for answer in (right if isinstance(right, list) else [right])]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

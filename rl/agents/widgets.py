@@ -7,18 +7,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rl.agents.base import (
-    Agent,
-    ChoiceAgent,
-    JsonObject,
-    Scenario,
-    State,
-    World,
-    distinct_scenarios,
-    state_text,
-    taste_of,
-)
+from rl.agents.base import JsonObject, Scenario, State, World
 from rl.agents.sketches import widget_drawing
+from rl.agents.worlds import TwoKinds, draw_any, two_of_each
 
 SCREENS = ("phone", "tablet", "desktop", "wall screen")
 POINTS = (4, 8, 12, 20, 240, 600, 1500, 4000)
@@ -99,49 +90,32 @@ METRICS = (
 GROUPS = ("team", "site", "product", "customer", "machine", "channel")
 TIMES = ("the last day", "last week", "this month", "2025", "the last hour", "the past quarter")
 
-PER_INTENT = 168
-
 
 @dataclass(frozen=True)
-class Widgets(ChoiceAgent):
+class Widgets(TwoKinds):
     """Chooses a widget for a dashboard question.
 
     State: "question": text; "widgets": names; "context": "on" (the screen) and "points" (the number of readings).
-    For the simulated rater alone, never shown: "intent", a key of WIDGETS; "wanted", the kind wanted if not TASTE's.
+    Never shown: "intent", a key of WIDGETS, and "wanted", "compact" or "rich".
     Response: {"widget": "<name>"}.
     """
 
-    def scenarios(self) -> list[Scenario]:
-        def shown(state: State) -> object:
-            return state["question"], state["context"]["on"], state["context"]["points"]
+    def kinds(self, state: State) -> dict[str, Iterable[str]]:
+        compact, rich = WIDGETS[state["intent"]]
+        return {"compact": compact, "rich": rich}
 
-        return distinct_scenarios(self.slug, WIDGETS, PER_INTENT, state_random, shown)
-
-    def hidden_preference(self, state: State, response: str) -> float:
-        """1, 0.9, 0.8 for the wanted kind of widget, 0.2, 0.1, 0 for the other kind; 0 for anything else."""
-        intent = state_text(state, "intent", self.slug)
-        if intent not in WIDGETS:
-            raise ValueError(f"widgets: 'intent' must be one of {', '.join(WIDGETS)}; found {intent!r}")
-        compact, rich = WIDGETS[intent]
-        wants_compact = state.get("wanted", TASTE[intent]) == "compact"
-        wanted, unwanted = (compact, rich) if wants_compact else (rich, compact)
-        return taste_of(self.option_chosen(state, response), wanted, unwanted)
-
-
-def state_random(random: Random, intent: str) -> JsonObject:
-    """A made-up state: two compact and two rich widgets, all sensible for the question, in random order."""
-    compact, rich = WIDGETS[intent]
-    listed = random.sample(compact, 2) + random.sample(rich, 2)
-    random.shuffle(listed)
-    question = random.choice(QUESTIONS[intent]).format(
-        metric=random.choice(METRICS), group=random.choice(GROUPS), time=random.choice(TIMES)
-    )
-    return {
-        "question": question,
-        "intent": intent,
-        "context": {"on": random.choice(SCREENS), "points": random.choice(POINTS)},
-        "widgets": listed,
-    }
+    def draw(self, random: Random, intent: str) -> JsonObject:
+        """Two compact and two rich widgets, all sensible for the question."""
+        listed = two_of_each(random, *WIDGETS[intent])
+        question = random.choice(QUESTIONS[intent]).format(
+            metric=random.choice(METRICS), group=random.choice(GROUPS), time=random.choice(TIMES)
+        )
+        return {
+            "question": question,
+            "intent": intent,
+            "context": {"on": random.choice(SCREENS), "points": random.choice(POINTS)},
+            "widgets": listed,
+        }
 
 
 def build_widget_dpo_pairs(
@@ -166,10 +140,6 @@ def build_widget_dpo_pairs(
     return AGENT.dpo_pairs(entries, state_of)
 
 
-def _draw_state(agent: Agent, random: Random) -> JsonObject:
-    return state_random(random, random.choice(tuple(WIDGETS)))
-
-
 def _situation_answer(state: JsonObject) -> None:
     """Compact on a phone, rich on a wall screen; between them rich from 240 readings on."""
     screen, points = state["context"]["on"], state["context"]["points"]
@@ -189,5 +159,8 @@ AGENT = Widgets(
     asked_key="question",
     answer_key="widget",
     options_key="widgets",
-    world=World(_draw_state, _situation_answer),
+    group_key="intent",
+    taste=TASTE,
+    scenarios_per_group=168,
+    world=World(draw_any, _situation_answer),
 )

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from rl.agents.base import (
     Agent,
+    ChoiceAgent,
     JsonObject,
     OptionsAgent,
     Scenario,
+    State,
     World,
+    state_text,
 )
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
@@ -28,6 +32,74 @@ Show = Callable[[Random, JsonObject], None]
 
 _scenario_states: dict[str, list[JsonObject]] = {}
 """Slug -> states of its scenarios, kept because they take a while to make."""
+
+
+@dataclass(frozen=True)
+class TwoKinds(ChoiceAgent):
+    """Chooses among options of two kinds; a made-up team wants one kind for each group of states.
+
+    State, for the simulated rater alone, never shown: `group_key`, a key of `taste`; "wanted", the kind wanted if not
+    the taste's.
+    """
+
+    group_key: str = "group"
+    taste: Mapping[str, str] = field(default_factory=dict)
+    """Group -> the kind that the team wants."""
+    scenarios_per_group: int = 60
+
+    def kinds(self, state: State) -> dict[str, Iterable[str]]:
+        """Kind -> its three options, liked most first."""
+        raise NotImplementedError
+
+    def draw(self, random: Random, group: str) -> JsonObject:
+        """A made-up state of a group."""
+        raise NotImplementedError
+
+    def worth(self, state: State, option: str | None) -> float:
+        """1, 0.9, 0.8 for an option of the wanted kind, 0.2, 0.1, 0 for the other kind; 0 for anything else."""
+        kinds = self.kinds(state)
+        wanted = state.get("wanted", self.taste[state[self.group_key]])
+        (unwanted,) = kinds.keys() - {wanted}
+        ranked = zip((*kinds[wanted], *kinds[unwanted]), (1.0, 0.9, 0.8, 0.2, 0.1, 0.0), strict=True)
+        return dict(ranked).get(option or "", 0.0)
+
+    def hidden_preference(self, state: State, response: str) -> float:
+        if (group := state_text(state, self.group_key, self.slug)) not in self.taste:
+            known = ", ".join(self.taste)
+            raise ValueError(f"{self.slug}: {self.group_key!r} must be one of {known}; found {group!r}")
+        return self.worth(state, self.option_chosen(state, response))
+
+    def scenarios(self) -> list[Scenario]:
+        """The same ones in every process; no two of a group have an equal prompt."""
+        made: list[Scenario] = []
+        for group in self.taste:
+            random = Random(f"{self.slug}/{group}")
+            seen: set[str] = set()
+            while len(seen) < self.scenarios_per_group:
+                state = self.draw(random, group)
+                shown = self.distinct_by(state)
+                if shown in seen:
+                    continue
+                seen.add(shown)
+                made.append(Scenario(f"{group}-{len(seen):03d}", state, tags=(group,)))
+        return made
+
+    def distinct_by(self, state: State) -> str:
+        """What no two scenarios of a group may share."""
+        return json.dumps([state[self.asked_key], state.get("context")])
+
+
+def two_of_each(random: Random, one: Iterable[str], other: Iterable[str]) -> list[str]:
+    """Two options of each kind, in random order."""
+    options = random.sample(tuple(one), 2) + random.sample(tuple(other), 2)
+    random.shuffle(options)
+    return options
+
+
+def draw_any(agent: Agent, random: Random) -> JsonObject:
+    """State of any group of a TwoKinds agent, for its `world`."""
+    assert isinstance(agent, TwoKinds)
+    return agent.draw(random, random.choice(tuple(agent.taste)))
 
 
 def scenarios_world(show: Show, want: Callable[[JsonObject], None]) -> World:

@@ -30,7 +30,7 @@ from rl.jobs.method_selection import RLHF
 from rl.jobs.stages import stages_of
 from rl.models import Policy, TrainingRun
 from rl.recipes.methods import METHODS, dataset_kind, method_named
-from rl.reward_models.specs import reward_model_of
+from rl.reward_models.service import reward_model_of
 from rl.selectors import run_get, run_series
 
 AGENT = of_path("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Whose")

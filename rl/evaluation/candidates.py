@@ -58,10 +58,10 @@ def _eval_values(
     policy: Policy, rows: Mapping[str, Sequence[Row]], agent: Agent, *, by_answers: bool
 ) -> list[float]:
     """Value of the policy's answer to each eval prompt, else of its preference in each pair."""
-    from rl.training.encoding import prompt_messages, response_text
-    from rl.training.evaluate_answers import AnswerJudge, generate_answers, held_out_prompts
-    from rl.training.linear_side import LinearSide
+    from rl.training.chat_template import prompt_messages, response_text
+    from rl.training.held_out import AnswerJudge, held_out_prompts
     from rl.training.scoring import score_responses
+    from rl.training.sides import LinearSide, generate_answers
 
     side = side_load(adapter_folder(policy), policy.base_model, agent)
     if by_answers or isinstance(side, LinearSide):

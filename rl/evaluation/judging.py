@@ -32,8 +32,8 @@ from rl.registry.judging import JudgingRefused, round_close_if_settled
 from rl.statistics.assignment import BASE
 
 if TYPE_CHECKING:
-    from rl.training.linear_side import LinearSide
     from rl.training.policy import LoadedPolicy
+    from rl.training.sides import LinearSide
 
 PROMPTS, MOST_PROMPTS = 200, 800
 """Prompts of a round: by default, and at most."""
@@ -181,7 +181,7 @@ def _answers_store(judging: JudgingRound, report: Progress) -> str:
     prompts = _prompts_drawn(judging)
     if not prompts:
         return _nothing_to_ask(judging)
-    from rl.training.evaluate_answers import AnswerJudge
+    from rl.training.held_out import AnswerJudge
 
     definition = agent_served(judging.agent)
     same = AnswerJudge(definition, None).action
@@ -229,7 +229,8 @@ def _answers(
     `policy` is None."""
     if not prompts:
         return
-    from rl.training.evaluate_answers import HeldOutPrompt, generate_answers
+    from rl.training.held_out import HeldOutPrompt
+    from rl.training.sides import generate_answers
 
     if policy is not None and policy.kind == Policy.Kind.HOSTED:
         for batch in chunks(prompts, AT_ONCE):

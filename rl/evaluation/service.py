@@ -50,14 +50,14 @@ from rl.registry import service as registry
 from rl.registry.gate_evidence import attempt_of, gate_bounds, gate_difference, holdout_prompts, order_facts
 from rl.registry.incumbents import incumbent_sync, recorded_answers
 from rl.registry.integrity import adapter_folder, files_check
-from rl.reward_models.specs import rewards_located
+from rl.reward_models.service import rewards_located
 from rl.serving.routing import serving_settings
 from rl.statistics import Difference
 
 if TYPE_CHECKING:
-    from rl.training.answer_sides import AnswersOnly, Beside
-    from rl.training.linear_side import LinearSide
+    from rl.training.evaluate import Beside
     from rl.training.policy import LoadedPolicy
+    from rl.training.sides import AnswersOnly, LinearSide
 
 
 logger = logging.getLogger("rl.evaluation.service")
@@ -103,12 +103,10 @@ def evaluate(
     """
     report = progress or _unheard
     report(0, 0, "loading the libraries")
-    from rl.training.answer_sides import AGAINST
-    from rl.training.evaluate import evaluate_policy
-    from rl.training.evaluate_answers import golden_check
-    from rl.training.evaluate_distance import kl_to_reference, written_gain
+    from rl.training.evaluate import evaluate_policy, golden_check
     from rl.training.general import general_answers
-    from rl.training.linear_side import LinearSide
+    from rl.training.scoring import kl_to_reference, written_gain
+    from rl.training.sides import AGAINST, LinearSide
 
     if (order.policy is None) == (order.checkpoint is None):
         raise EvaluationRefused("expected either --policy NAME or --checkpoint DIR, and not both")
@@ -304,7 +302,7 @@ def answers_side(policy: Policy, held_out: HeldOut) -> AnswersOnly:
 
 def recorded_side(policy: Policy, held_out: HeldOut) -> AnswersOnly:
     """A policy by its newest recorded answers to the held-out prompts; nothing is asked."""
-    from rl.training.answer_sides import RecordedSide
+    from rl.training.sides import RecordedSide
 
     rows = itertools.chain(*held_out.rows.values(), held_out.spare)
     recorded = recorded_answers(policy, {row["prompt_hash"] for row in rows})
@@ -341,9 +339,8 @@ def _off_policy(
     agent: str, loaded: LoadedPolicy | LinearSide, against: Any
 ) -> tuple[dict[str, Any], Difference | None]:
     """Off-policy estimates of the policy and of its rival on logged choices (`rl.evaluation.off_policy`)."""
-    from rl.training.answer_sides import AnswersOnly
-    from rl.training.linear_side import LinearSide
     from rl.training.scoring import score_responses
+    from rl.training.sides import AnswersOnly, LinearSide
 
     log = logged_choices(agent)
     items = [(row.messages, response) for row in log.rows for response in row.responses]

@@ -22,7 +22,7 @@ from django.conf import settings
 
 from feedback.messages import response_of
 from rl.agents import get_agent
-from rl.agents.base import Agent
+from rl.agents.base import Agent, Row
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
 from rl.jobs.hardware import hardware_detect
 from rl.jobs.linear import fitted_by
@@ -32,11 +32,11 @@ from rl.linear.model import LinearPolicy
 from rl.linear.rows import LinearRefused
 from rl.models import Policy, Snapshot
 from rl.recipes import LinearRecipe
-from rl.reward_models.specs import rewards_located
+from rl.reward_models.service import rewards_located
 from rl.rewards import answers as right_answers
 from rl.rewards.base import RewardFunction
 from rl.rewards.catalogue import LEARNED_REWARD, MODEL, rewards_named
-from rl.rewards.rows import Row, rows_rewarded
+from rl.rewards.rows import rows_rewarded
 from rl.serving.base import BASE, Answer, Ask, BackendFailed, Endpoint, Model, ServingRefused
 from rl.serving.fallback import upstream_backend
 from rl.serving.files import base_file, model_of
@@ -44,9 +44,9 @@ from rl.serving.llama import LlamaPolicy
 from rl.serving.routing import serving_settings
 
 if TYPE_CHECKING:
-    from rl.training.evaluate_answers import HeldOutPrompt
-    from rl.training.linear_side import LinearSide
+    from rl.training.held_out import HeldOutPrompt
     from rl.training.policy import Generation, LoadedPolicy
+    from rl.training.sides import LinearSide
 
     Answerer = Callable[[HeldOutPrompt], Generation]
 
@@ -79,8 +79,8 @@ def side_load(
 
     Raises the training package's PolicyLoadError.
     """
-    from rl.training.linear_side import LinearSide
     from rl.training.policy import load_policy
+    from rl.training.sides import LinearSide
 
     if adapter is not None and is_linear(adapter):
         return LinearSide(LinearPolicy.load(adapter), agent, adapter=str(adapter))

@@ -80,7 +80,7 @@ def liked_of(figures: Figures) -> dict[str, Any] | None:
 
     Keys: value, low, high, n, estimator, assumes, against, difference, words; for `rated answers` also of, least, most.
     The off-policy estimate if recorded propensities and ratings allow one without a warning; else the ratings of equal
-    held-out answers (`rl.training.evaluate_approval`).
+    held-out answers (`rl.training.held_out`).
     """
     comparison = figures.get("comparison") or {}
     log = figures.get("off_policy") or {}

@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rl.agents.base import Agent, answer_plain
+from rl.agents.base import Agent, Row, answer_plain
 from rl.checksums import sums_write
 from rl.datasets import PreparedDataset, snapshot_rows
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import method_chosen
 from rl.jobs.progress import RunListener
-from rl.linear.features import FAMILIES, Row
+from rl.linear.features import FAMILIES
 from rl.linear.fit import MEMORY_GB, PENALTIES, SECONDS_PER_ROW, FittedPolicy, fit
 from rl.linear.model import FIELDS, WEIGHTS, LinearPolicy
 from rl.linear.rows import PAIRS_AND_SCORES, SCORES, LinearChoice, LinearRefused, answers_of, choices_of

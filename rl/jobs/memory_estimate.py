@@ -1,8 +1,7 @@
-"""Peak memory of a training run, worked out from the base model's files alone: no torch, nothing loaded.
+"""Peak memory of a training run from the base model's files alone: no torch, nothing loaded.
 
-Weights, the adapter with its optimiser, what the largest micro-batch keeps for the way back, and the process itself.
-`train_<method> --dry-run` counts the activations on a trial; here they are taken from the architecture's shape at full
-length, which is an upper bound.
+`train_<method> --dry-run` measures the activations; here they come from the architecture's shape at full length, which
+is an upper bound.
 """
 
 from __future__ import annotations
@@ -17,14 +16,8 @@ from django.conf import settings
 
 from rl.bundled_models import resolve_base_model
 from rl.recipes import Recipe
-from rl.recipes.memory import GB, NF4_BYTES, ModelShape, kept_bytes, trained_bytes, weights_bytes
+from rl.recipes.fit import FLOAT32_BYTES, NF4_BYTES, ModelShape, kept_at_most, memory_of
 from rl.rewards.catalogue import reward_models_named
-
-PROCESS_GB = 1.5
-"""Python with torch and transformers, and on a CPU the kernels compiled for the shapes a run meets."""
-
-BYTES = 4
-"""Of a number on a CPU; on an accelerator half of it, which makes this the upper bound it says it is."""
 
 
 @dataclass(frozen=True)
@@ -46,72 +39,19 @@ def memory_at_most(base_model: str, recipe: Recipe, sides: int, *, least: bool =
             None, f"{base_model} is not on this machine; `train_... --dry-run` downloads and measures it"
         )
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    config = config.get("text_config") or config
-    hidden = int(config.get("hidden_size") or config["n_embd"])
-    shape = ModelShape(
-        parameters=sum(_parameters(file) for file in folder.glob("*.safetensors")),
-        hidden_size=hidden,
-        layers=int(config.get("num_hidden_layers") or config["n_layer"]),
-        middle=int(config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden),
-        vocabulary=int(config["vocab_size"]),
-    )
-    rows = 1 if least else int(recipe.as_dict().get("mini_batch_size") or recipe.batch_size)
-    size = NF4_BYTES if recipe.quantization == "4bit" else BYTES
+    shape = ModelShape.of(config, sum(_parameters(file) for file in folder.glob("*.safetensors")))
+    knobs = recipe.as_dict()
+    responses = sides * (1 if least else int(knobs.get("mini_batch_size") or recipe.batch_size))
     sparing = least or recipe.gradient_checkpointing
-    parts = (
-        weights_bytes(
-            shape, recipe, size, judges=reward_models_named(str(recipe.as_dict().get("reward", "")))
-        ),
-        trained_bytes(shape, recipe),
-        kept_bytes(shape, recipe, rows * sides, BYTES, sparing=sparing),
+    memory = memory_of(
+        shape,
+        recipe,
+        size=NF4_BYTES if recipe.quantization == "4bit" else FLOAT32_BYTES,
+        kept=kept_at_most(shape, recipe, responses, FLOAT32_BYTES, sparing=sparing),
+        judges=reward_models_named(str(knobs.get("reward", ""))),
     )
-    tokens = rows * sides * recipe.max_length
-    return MemoryEstimate(
-        round(sum(parts) / GB + PROCESS_GB, 2),
-        f"at most: {parts[0] / GB:.2f} GB weights, {parts[1] / GB:.2f} adapter and optimiser, {parts[2] / GB:.2f} of a "
-        f"micro-batch at full length ({tokens:,} tokens), {PROCESS_GB:g} the process itself",
-    )
-
-
-SIZES = {
-    "0.5B": ModelShape(494_000_000, 896, 24, 4864, 151_936),
-    "1.5B": ModelShape(1_544_000_000, 1536, 28, 8960, 151_936),
-    "3B": ModelShape(3_086_000_000, 2048, 36, 11_008, 151_936),
-    "7B": ModelShape(7_616_000_000, 3584, 28, 18_944, 152_064),
-    "8B": ModelShape(8_030_000_000, 4096, 32, 14_336, 128_256),
-}
-"""Size -> shape of a model that is often trained: Qwen2.5 of each size, and Llama 3.1 8B."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Memory that training a model of a size takes, and whether the machine has it."""
-
-    size: str
-    quantization: str
-    """`none` or `4bit`."""
-    gb: float
-    """At most, at the peak."""
-    fits: bool
-
-
-def sizes_that_fit(
-    memory_gb: float, recipe: Recipe, *, on_accelerator: bool, supports_4bit: bool
-) -> list[Fit]:
-    """Every size of SIZES, as it is and in 4 bits, trained on pairs by a recipe, one pair at a time.
-
-    A tenth of `memory_gb` is left to others.
-    """
-    found = []
-    number = 2 if on_accelerator else BYTES
-    for size, shape in SIZES.items():
-        # the least that a run can be cut to: micro-batches are cut where memory runs out
-        rest = trained_bytes(shape, recipe) + kept_bytes(shape, recipe, 2, number, sparing=True)
-        for quantization in ("none", *(["4bit"] if supports_4bit else [])):
-            weights = weights_bytes(shape, recipe, NF4_BYTES if quantization == "4bit" else number)
-            gb = round((weights + rest) / GB + PROCESS_GB, 1)
-            found.append(Fit(size, quantization, gb, gb <= 0.9 * memory_gb))
-    return found
+    tokens = f"{responses * recipe.max_length:,} tokens"
+    return MemoryEstimate(round(memory.gb, 2), f"at most: {memory.words()}, at full length ({tokens})")
 
 
 def base_parameters(base_model: str) -> int | None:

@@ -25,7 +25,7 @@ from rl.recipes.base import AnswerRecipe, BasicRecipe
 from rl.recipes.fit import MINUTES, MinutesFit, Speed, Workload, minutes_fitted, recipe_fitted
 from rl.recipes.linear import LinearRecipe
 from rl.recipes.methods import METHODS, method_named
-from rl.reward_models.specs import rewards_located
+from rl.reward_models.service import rewards_located
 from rl.rewards.catalogue import AUTO
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused, run_folder
 from rl.recipes import Recipe, SFTRecipe
 from rl.recipes.methods import method_named
-from rl.reward_models.specs import rewards_located
+from rl.reward_models.service import rewards_located
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware

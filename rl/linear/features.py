@@ -17,9 +17,6 @@ from typing import Any, TypeAlias
 Message: TypeAlias = Mapping[str, Any]
 """A chat message: role and content, with whatever else an app sent."""
 
-Row: TypeAlias = Mapping[str, Any]
-"""A row of a snapshot: prompt, answers, feedback."""
-
 WORDS, CROSSED, PARTS, PHRASES = "words", "crossed", "parts", "phrases"
 
 FAMILIES: tuple[tuple[str, ...], ...] = ((WORDS,), (WORDS, CROSSED), (WORDS, PARTS), (WORDS, PHRASES))

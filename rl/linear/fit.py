@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.agents.base import Agent, answer_plain
+from rl.agents.base import Agent, Row, answer_plain
 from rl.agents.fields import json_read, leaves, plain
 from rl.linear.design import LEAST_COUNT, MOST_WEIGHTS, Design, answer_rows, columns_of, design_of, entries_of
-from rl.linear.features import FAMILIES, ORDER, VALUES, Row, is_composed
+from rl.linear.features import FAMILIES, ORDER, VALUES, is_composed
 from rl.linear.model import CLOSED, FIELDS, LISTED, FieldPlace, LinearPolicy
 from rl.linear.rows import (
     ANY_ANSWER,

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl.agents.base import UNREADABLE, Agent, answer_plain
+from rl.agents.base import UNREADABLE, Agent, Row, answer_plain
 from rl.agents.fields import Path, json_read, leaves, plain
 from rl.agents.inference import are_labels
-from rl.linear.features import Message, Row
+from rl.linear.features import Message
 from rl.linear.model import CLOSED, FIELDS, LISTED, answer_parts
 
 PAIRS, SCORES, CORRECTIONS = "pairs", "scores", "corrections"
@@ -129,12 +129,12 @@ def _choices(row: Row) -> list[tuple[str, dict[str, Any] | None]]:
     return [(CORRECTIONS, _value_row(row["completion"], 1.0))]
 
 
-def _value_row(completion: Any, value: float) -> dict[str, Any] | None:
+def _value_row(completion: object, value: float) -> dict[str, Any] | None:
     text = single_text(completion)
     return None if text is None else {"answer": text, "value": min(max(value, 0.0), 1.0)}
 
 
-def single_text(completion: Any) -> str | None:
+def single_text(completion: object) -> str | None:
     """A response as one text; None if it is several messages."""
     if isinstance(completion, str):
         return completion

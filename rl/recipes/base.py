@@ -306,6 +306,21 @@ class Flag:
     help: str
 
 
+SMALL_GPU: dict[str, Any] = {
+    "lora_r": 8,
+    "lora_alpha": 16,
+    "max_length": 768,
+    "quantization": "4bit",
+    "gradient_checkpointing": True,
+}
+"""Knobs of every preset for 8 to 12 GB of accelerator memory; `default` is for 16 GB and more."""
+
+SMALL_GPU_ROWS: dict[str, Any] = SMALL_GPU | {"batch_size": 1, "gradient_accumulation": 4}
+
+HIGH_QUALITY: dict[str, Any] = {"lora_r": 64, "lora_alpha": 128, "max_length": 2048}
+"""Knobs of every preset for 24 GB of accelerator memory and more."""
+
+
 @dataclass(frozen=True)
 class AdapterRecipe(Recipe):
     """Knobs of the methods that may start from an existing policy."""
@@ -333,6 +348,74 @@ class AdapterRecipe(Recipe):
     def warm_up(self, responses: int) -> int:
         """Optimiser steps of the warm-up on this many judged responses."""
         return min(self.warm_up_steps, MOST_WARM_UP_PASSES * math.ceil(self._steps_per_epoch(responses)))
+
+
+@dataclass(frozen=True)
+class SampledRecipe(AdapterRecipe):
+    """Knobs of the methods whose policy samples answers that rewards judge."""
+
+    supports_full_finetuning: ClassVar[bool] = True
+
+    epochs: float = 1.0
+    lr_scheduler: str = "constant"
+    warmup_ratio: float = 0.0
+    logging_steps: int = 1
+    reward: str = "agent"
+    """Reward specs separated by commas (see `--reward`); their mean is the reward."""
+    missing_eos_penalty: float = 1.0
+    """Penalty on the score of a response that did not end within `max_new_tokens`."""
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    constrained_decoding: bool = True
+    """Sample among the listed responses or within the agent's JSON schema, as served; probabilities are over allowed
+    tokens. vLLM samples freely."""
+    eval_prompts: int = 64
+    """Most held-out prompts answered in an evaluation."""
+    reference: str = START
+    """Reference policy of the KL penalty and of `max_kl`: `start`, the policy training starts from (Ouyang et al. 2022,
+    arXiv 2203.02155), or `base`."""
+    max_kl: float = 30.0
+    """Nats per response from the reference at which the run stops as diverged (or half a nat per token, if that is
+    more); 0 turns off this and the checks of length, repetition and validity."""
+    allow_constant_reward: bool = False
+    """Train even if every answer, or every valid one, earns the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._above_zero("max_new_tokens", "temperature", "top_p", "eval_prompts")
+        self._not_negative("max_kl", "missing_eos_penalty", "top_k")
+        self._one_of("reference", (START, BASE))
+        if self.top_p > 1:
+            raise RecipeError(f"top_p must be at most 1, found {self.top_p!r}")
+        if self.max_new_tokens >= self.max_length:
+            raise RecipeError(
+                f"max_length ({self.max_length}) must leave room for a prompt beside max_new_tokens "
+                f"({self.max_new_tokens})"
+            )
+        if self.search > 1:
+            raise RecipeError(
+                "search compares recipes by given answers of the eval split; this method samples its own"
+            )
+        if self.checkpoints == "epoch":
+            raise RecipeError(
+                "checkpoints epoch is for methods that pass over rows; this one counts steps: see save_steps"
+            )
+        if self.lora_dropout:
+            raise RecipeError("lora_dropout must be 0: the ratio of an unchanged policy must be 1")
+
+    @property
+    def has_adapter_reference(self) -> bool:
+        """True if the reference is the adapter that training starts from."""
+        return self.reference == START and self.start_from != BASE
+
+
+SAMPLING_OPTIONS = {
+    "max_new_tokens": "Most tokens of a sampled response. Example: --max-new-tokens 64",
+    "temperature": "Sampling temperature, above 0. Example: --temperature 0.9",
+}
+"""Options of the commands of these methods."""
 
 
 DROP, KEEP = "drop", "keep"
@@ -376,49 +459,3 @@ SEARCH = {
 ORDERS = ("none", "margin", "length", "steps")
 """`margin`: pairs whose sides differ most first. `length`: short prompts and responses first. `steps`: few messages,
 tool calls and trace steps first."""
-
-
-def curriculum_order(rows: Sequence[Mapping[str, Any]], by: str) -> list[int]:
-    """Indices of the rows, easiest first; ties and `none` keep the order.
-
-    Raises ValueError for another name, and for `margin` if a row has none.
-    """
-    if by not in ORDERS:
-        raise ValueError(f"an order is one of {', '.join(ORDERS)}; found {by!r}")
-    if by == "none":
-        return list(range(len(rows)))
-    hard = [difficulty(row, by) for row in rows]
-    return sorted(range(len(rows)), key=lambda i: hard[i])
-
-
-def difficulty(row: Mapping[str, Any], by: str) -> float:
-    """Difficulty of a row; only the order has a meaning."""
-    if by == "margin":
-        margin = row.get("margin")
-        if not isinstance(margin, (int, float)):
-            raise ValueError(
-                "curriculum=margin needs rows with a margin, which preference pairs have; use length or steps"
-            )
-        return -float(margin)
-    said = [row[side] for side in ("completion", "chosen", "rejected") if side in row]
-    said += row.get("completions") or []
-    if by == "length":
-        return float(sum(_characters(part) for part in [row.get("prompt") or [], *said]))
-    steps = len(row.get("prompt") or []) + sum(_calls(part) for part in said)
-    state = row.get("state")
-    if isinstance(state, Mapping):
-        steps += len(state.get("steps") or [])
-    return float(steps)
-
-
-def _characters(said: Any) -> int:
-    if isinstance(said, str):
-        return len(said)
-    return sum(len(message.get("content") or "") for message in said)
-
-
-def _calls(said: Any) -> int:
-    """Messages and tool calls of a response; a text is one message."""
-    if isinstance(said, str):
-        return 1
-    return sum(1 + len(message.get("tool_calls") or []) for message in said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl.recipes.base import SEARCH, AnswerRecipe, Method, RecipeError
+from rl.recipes.base import HIGH_QUALITY, SEARCH, SMALL_GPU_ROWS, AnswerRecipe, Method, RecipeError
 
 DPO_LOSSES = (
     "sigmoid",
@@ -72,35 +72,19 @@ class DPORecipe(AnswerRecipe):
 
 
 DPO_CONFIG: dict[str, DPORecipe] = {
-    # 16 GB of accelerator memory and more
     "default": DPORecipe(),
-    # 8-12 GB
-    "small_gpu": DPORecipe(
-        lora_r=8,
-        lora_alpha=16,
-        batch_size=1,
-        gradient_accumulation=4,
-        max_length=768,
-        quantization="4bit",
-        gradient_checkpointing=True,
-    ),
-    # 24 GB and more
-    "high_quality": DPORecipe(
-        lora_r=64, lora_alpha=128, batch_size=8, max_length=2048, learning_rate=2e-5, epochs=5.0
-    ),
+    "small_gpu": DPORecipe(**SMALL_GPU_ROWS),
+    "high_quality": DPORecipe(**HIGH_QUALITY, batch_size=8, learning_rate=2e-5, epochs=5.0),
     # a laptop and a small model, tuned on worlds of benchmarks/world_tastes.py (docs/decisions/24): the
     # warm-up trains the reference on judged answers, and the weight on chosen answers keeps them likely: at
     # beta 0.1 and weight 0.2 the courier's desk no longer ended its turns, far beyond the gate's max_kl
     "cpu": DPORecipe(
-        lora_r=16,
-        lora_alpha=32,
         batch_size=16,
         learning_rate=1e-3,
         beta=0.5,
         sft_weight=1.0,
         warm_up_steps=80,
         warm_up_learning_rate=2e-3,
-        max_length=1024,
         epochs=2.0,
         min_steps=250,
         patience=10,

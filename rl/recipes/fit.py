@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from rl.recipes.base import AdapterRecipe, Recipe
+from rl.recipes.base import ORDERS, AdapterRecipe, Recipe
 from rl.recipes.dpo import DPORecipe
 from rl.recipes.grpo import GRPORecipe
 from rl.recipes.kto import KTORecipe
@@ -209,3 +209,191 @@ def _passes(recipe: Recipe, steps: int, one_pass: int) -> Recipe:
     # rounded down, so that it is no step more
     passes = math.floor(1e4 * steps / one_pass) / 1e4
     return dataclasses.replace(recipe, epochs=max(passes, 1e-4), min_steps=0)
+
+
+# --- Peak memory of a training by arithmetic ---
+
+GB = 1e9
+
+NF4_BYTES = 0.65
+"""A weight in NF4 with double quantisation takes 4.127 bits (Dettmers et al. 2023); embeddings stay as they are."""
+
+FLOAT32_BYTES = 4
+"""Bytes of a number on a CPU; on an accelerator it is half of that, so an estimate with it is an upper bound."""
+
+PROCESS_GB = 1.5
+"""Python with torch and transformers, with the kernels a CPU compiles for the shapes of a run."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Numbers of a model that decide its memory."""
+
+    parameters: int
+    hidden_size: int
+    layers: int
+    middle: int
+    """Width within an MLP."""
+    vocabulary: int = 0
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], parameters: int) -> Self:
+        """The shape in a model's configuration (config.json)."""
+        text = config.get("text_config") or config
+        hidden = int(text.get("hidden_size") or text["n_embd"])
+        return cls(
+            parameters=parameters,
+            hidden_size=hidden,
+            layers=int(text.get("num_hidden_layers") or text["n_layer"]),
+            middle=int(text.get("intermediate_size") or text.get("ffn_dim") or 4 * hidden),
+            vocabulary=int(text["vocab_size"]),
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a training takes at its peak."""
+
+    weights: float
+    trained: float
+    """Trained weights with their gradients and optimiser."""
+    kept: float
+    """Activations of the largest micro-batch, kept for the backward pass."""
+    process: float
+
+    @property
+    def gb(self) -> float:
+        return (self.weights + self.trained + self.kept + self.process) / GB
+
+    def words(self) -> str:
+        return (
+            f"{self.weights / GB:.2f} GB weights, {self.trained / GB:.2f} trained weights and optimiser, "
+            f"{self.kept / GB:.2f} activations, {self.process / GB:.1f} the process itself"
+        )
+
+
+def memory_of(
+    shape: ModelShape,
+    recipe: Recipe,
+    *,
+    size: float,
+    kept: float,
+    process: float = PROCESS_GB * GB,
+    judges: int = 0,
+) -> Memory:
+    """Memory of a training: `size` is the bytes of a frozen weight, `judges` the number of reward models.
+
+    A warm-up is trained on a base of its own. Reward models do not share the base where whole weights are trained.
+    """
+    bases = 2 if getattr(recipe, "warm_up_steps", 0) else 1
+    weights = (bases + judges * recipe.whole) * shape.parameters * size
+    return Memory(weights, trained_bytes(shape, recipe), kept, process)
+
+
+def trained_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Bytes of what is trained, in float32: weight, gradient, two moments; of a reference the weight alone."""
+    width = 8 * shape.hidden_size + 3 * (shape.hidden_size + shape.middle)
+    trained = shape.parameters if recipe.whole else shape.layers * recipe.lora_r * width
+    return trained * (16.0 * recipe.trained_copies + 4.0 * recipe.has_adapter_reference)
+
+
+def kept_bytes(shape: ModelShape, tokens: int, answered: int, size: float, *, sparing: bool) -> float:
+    """Bytes that a micro-batch keeps for the backward pass, at most; logits of `answered` of its tokens.
+
+    sparing: gradient checkpointing, which keeps one layer whole.
+    """
+    per_layer = tokens * (10 * shape.hidden_size + 3 * shape.middle) * size
+    return per_layer * (1 if sparing else shape.layers) + answered * shape.vocabulary * size
+
+
+def kept_at_most(shape: ModelShape, recipe: Recipe, responses: int, size: float, *, sparing: bool) -> float:
+    """`kept_bytes` of so many responses at the recipe's full length."""
+    knobs = recipe.as_dict()
+    answered = knobs.get("max_new_tokens") or recipe.max_completion_length
+    return kept_bytes(shape, responses * recipe.max_length, responses * answered, size, sparing=sparing)
+
+
+SIZES = {
+    "0.5B": ModelShape(494_000_000, 896, 24, 4864, 151_936),
+    "1.5B": ModelShape(1_544_000_000, 1536, 28, 8960, 151_936),
+    "3B": ModelShape(3_086_000_000, 2048, 36, 11_008, 151_936),
+    "7B": ModelShape(7_616_000_000, 3584, 28, 18_944, 152_064),
+    "8B": ModelShape(8_030_000_000, 4096, 32, 14_336, 128_256),
+}
+"""Size -> shape of a model that is often trained: Qwen2.5 of each size, and Llama 3.1 8B."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Memory that training a model of a size takes, and whether the machine has it."""
+
+    size: str
+    quantization: str
+    """`none` or `4bit`."""
+    gb: float
+    """At most, at the peak."""
+    fits: bool
+
+
+def sizes_that_fit(
+    memory_gb: float, recipe: Recipe, *, on_accelerator: bool, supports_4bit: bool
+) -> list[Fit]:
+    """Every size of SIZES, as it is and in 4 bits, trained by a recipe one pair at a time.
+
+    A tenth of `memory_gb` is left to others.
+    """
+    found = []
+    number = FLOAT32_BYTES / 2 if on_accelerator else FLOAT32_BYTES
+    for size, shape in SIZES.items():
+        kept = kept_at_most(shape, recipe, 2, number, sparing=True)
+        for quantization in ("none", *(["4bit"] if supports_4bit else [])):
+            weight = NF4_BYTES if quantization == "4bit" else number
+            gb = round(memory_of(shape, recipe, size=weight, kept=kept).gb, 1)
+            found.append(Fit(size, quantization, gb, gb <= 0.9 * memory_gb))
+    return found
+
+
+def curriculum_order(rows: Sequence[Mapping[str, Any]], by: str) -> list[int]:
+    """Indices of the rows, easiest first; ties and `none` keep the order.
+
+    Raises ValueError for another name, and for `margin` if a row has none.
+    """
+    if by not in ORDERS:
+        raise ValueError(f"an order is one of {', '.join(ORDERS)}; found {by!r}")
+    if by == "none":
+        return list(range(len(rows)))
+    hard = [difficulty(row, by) for row in rows]
+    return sorted(range(len(rows)), key=lambda i: hard[i])
+
+
+def difficulty(row: Mapping[str, Any], by: str) -> float:
+    """Difficulty of a row; only the order has a meaning."""
+    if by == "margin":
+        margin = row.get("margin")
+        if not isinstance(margin, (int, float)):
+            raise ValueError(
+                "curriculum=margin needs rows with a margin, which preference pairs have; use length or steps"
+            )
+        return -float(margin)
+    said = [row[side] for side in ("completion", "chosen", "rejected") if side in row]
+    said += row.get("completions") or []
+    if by == "length":
+        return float(sum(_characters(part) for part in [row.get("prompt") or [], *said]))
+    steps = len(row.get("prompt") or []) + sum(_calls(part) for part in said)
+    state = row.get("state")
+    if isinstance(state, Mapping):
+        steps += len(state.get("steps") or [])
+    return float(steps)
+
+
+def _characters(said: Any) -> int:
+    if isinstance(said, str):
+        return len(said)
+    return sum(len(message.get("content") or "") for message in said)
+
+
+def _calls(said: Any) -> int:
+    """Messages and tool calls of a response; a text is one message."""
+    if isinstance(said, str):
+        return 1
+    return sum(1 + len(message.get("tool_calls") or []) for message in said)

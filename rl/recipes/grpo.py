@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-from rl.recipes.base import BASE, START, AdapterRecipe, Flag, Method, RecipeError, divisor_of, positive_number
+from rl.recipes.base import (
+    HIGH_QUALITY,
+    SAMPLING_OPTIONS,
+    SMALL_GPU,
+    Flag,
+    Method,
+    RecipeError,
+    SampledRecipe,
+    divisor_of,
+    positive_number,
+)
 
 
 @dataclass(frozen=True)
-class GRPORecipe(AdapterRecipe):
+class GRPORecipe(SampledRecipe):
     """Group relative policy optimisation (Shao et al. 2024, arXiv 2402.03300): answers to one prompt compete.
 
     `batch_size` is responses per micro-batch, whole groups of `num_generations`.
     """
 
-    supports_full_finetuning: ClassVar[bool] = True
-
-    epochs: float = 1.0
     batch_size: int = 16
     mode: str = "online"
     """`online` samples answers and scores them; `logged` learns from several rated answers to one prompt."""
     num_generations: int = 8
     """Answers per prompt that are compared, at least 2; in `logged` mode the assumed size of a group."""
-    reward: str = "agent"
-    """Reward specs separated by commas (see `--reward`); their mean is the reward."""
     learning_rate: float = 1e-5
-    lr_scheduler: str = "constant"
-    warmup_ratio: float = 0.0
-    logging_steps: int = 1
     beta: float = 0.04
     """Penalty per nat of KL to the reference (k3, per token); 0 leaves it out."""
     loss: str = "dapo"
@@ -44,32 +46,13 @@ class GRPORecipe(AdapterRecipe):
     """Clip range of the probability ratio around 1."""
     max_ratio: float = 2.0
     """In `logged` mode, the cap of the importance weight against the base (CISPO, arXiv 2506.13585)."""
-    missing_eos_penalty: float = 1.0
-    """Penalty on the score of a response that did not end within `max_new_tokens`."""
-    max_new_tokens: int = 128
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    constrained_decoding: bool = True
-    """Sample among the listed responses or within the agent's JSON schema, as served; probabilities are over allowed
-    tokens. vLLM samples freely."""
     vllm: str = "off"
     """Sampling engine: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings apply)."""
-    eval_prompts: int = 64
-    """Most held-out prompts answered in an evaluation."""
-    reference: str = START
-    """Reference policy of the KL penalty and of `max_kl`: `start`, the policy training starts from (Ouyang et al. 2022,
-    arXiv 2203.02155), or `base`."""
-    max_kl: float = 30.0
-    """Nats per response from the reference at which the run stops as diverged (or half a nat per token, if that is
-    more); 0 turns off this and the checks of length, repetition and validity."""
-    allow_constant_reward: bool = False
-    """Train even if every answer, or every valid one, earns the same."""
 
     @property
     def has_adapter_reference(self) -> bool:
         """True if the reference is the adapter that training starts from; in `logged` mode it is the base."""
-        return self.reference == START and self.start_from != BASE and self.mode == "online"
+        return super().has_adapter_reference and self.mode == "online"
 
     @property
     def constrains(self) -> bool:
@@ -77,11 +60,9 @@ class GRPORecipe(AdapterRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._above_zero("num_iterations", "epsilon", "max_ratio", "max_new_tokens", "temperature", "top_p")
-        self._above_zero("eval_prompts")
-        self._not_negative("beta", "max_kl", "missing_eos_penalty", "top_k")
+        self._above_zero("num_iterations", "epsilon", "max_ratio")
+        self._not_negative("beta")
         self._one_of("mode", ("online", "logged"))
-        self._one_of("reference", (START, BASE))
         self._one_of("loss", ("dapo", "grpo", "bnpo", "dr_grpo"))
         self._one_of(
             "scale_rewards", ("group", "none") if self.mode == "logged" else ("group", "batch", "none")
@@ -92,23 +73,6 @@ class GRPORecipe(AdapterRecipe):
                 f"batch_size ({self.batch_size}) must be a multiple of num_generations ({self.num_generations}), and "
                 "that at least 2: answers are compared within their group"
             )
-        if self.top_p > 1:
-            raise RecipeError(f"top_p must be at most 1, found {self.top_p!r}")
-        if self.max_new_tokens >= self.max_length:
-            raise RecipeError(
-                f"max_length ({self.max_length}) must leave room for a prompt beside max_new_tokens "
-                f"({self.max_new_tokens})"
-            )
-        if self.search > 1:
-            raise RecipeError(
-                "search compares recipes by given answers of the eval split; grpo samples its own"
-            )
-        if self.checkpoints == "epoch":
-            raise RecipeError(
-                "checkpoints epoch is for methods that pass over rows; grpo counts steps: see save_steps"
-            )
-        if self.lora_dropout:
-            raise RecipeError("lora_dropout must be 0 with grpo: the ratio of an unchanged policy must be 1")
 
     @property
     def groups(self) -> int:
@@ -135,32 +99,16 @@ class GRPORecipe(AdapterRecipe):
 
 
 GRPO_CONFIG: dict[str, GRPORecipe] = {
-    # 16 GB of accelerator memory and more
     "default": GRPORecipe(),
-    # 8-12 GB
-    "small_gpu": GRPORecipe(
-        lora_r=8,
-        lora_alpha=16,
-        batch_size=8,
-        gradient_accumulation=2,
-        max_length=768,
-        quantization="4bit",
-        gradient_checkpointing=True,
-    ),
-    # 24 GB and more
-    "high_quality": GRPORecipe(
-        lora_r=64, lora_alpha=128, batch_size=32, num_generations=16, max_length=2048, max_new_tokens=256
-    ),
+    "small_gpu": GRPORecipe(**SMALL_GPU, batch_size=8, gradient_accumulation=2),
+    "high_quality": GRPORecipe(**HIGH_QUALITY, batch_size=32, num_generations=16, max_new_tokens=256),
     # a laptop and a small model
     "cpu": GRPORecipe(
         epochs=2.0,
         min_steps=150,
         batch_size=64,
         learning_rate=5e-4,
-        beta=0.04,
         max_new_tokens=48,
-        lora_r=16,
-        lora_alpha=32,
         save_steps=5,
         top_k=20,
         top_p=0.95,
@@ -179,9 +127,8 @@ METHOD = Method(
     "train_grpo --agent filer --reward agent",
     options={
         "num_generations": "Sampled responses per prompt (the group). Example: --num-generations 8",
-        "max_new_tokens": "Most tokens of a sampled response. Example: --max-new-tokens 64",
-        "temperature": "Sampling temperature, above 0. Example: --temperature 0.9",
-    },
+    }
+    | SAMPLING_OPTIONS,
     flags={
         "logged": Flag(
             "mode",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl.recipes.base import SEARCH, AnswerRecipe, Method, RecipeError
+from rl.recipes.base import HIGH_QUALITY, SEARCH, SMALL_GPU_ROWS, AnswerRecipe, Method, RecipeError
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,8 @@ class KTORecipe(AnswerRecipe):
 
 KTO_CONFIG: dict[str, KTORecipe] = {
     "default": KTORecipe(batch_size=8),
-    "small_gpu": KTORecipe(
-        lora_r=8,
-        lora_alpha=16,
-        batch_size=2,
-        gradient_accumulation=4,
-        max_length=768,
-        quantization="4bit",
-        gradient_checkpointing=True,
-    ),
-    "high_quality": KTORecipe(
-        lora_r=64,
-        lora_alpha=128,
-        batch_size=16,
-        max_length=2048,
-        learning_rate=2e-5,
-        epochs=5.0,
-    ),
+    "small_gpu": KTORecipe(**SMALL_GPU_ROWS | {"batch_size": 2}),
+    "high_quality": KTORecipe(**HIGH_QUALITY, batch_size=16, learning_rate=2e-5, epochs=5.0),
     # a laptop and a small model, tuned like DPO's: log-loss on thumbs against a reference warmed up on judged answers
     "cpu": KTORecipe(
         epochs=2.0,
@@ -78,8 +63,6 @@ KTO_CONFIG: dict[str, KTORecipe] = {
         learning_rate=5e-4,
         beta=1.0,
         loss="logistic",
-        lora_r=16,
-        lora_alpha=32,
     ),
 }
 """KTO presets by name, for `train_kto --config`."""

@@ -6,37 +6,39 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from rl.recipes.base import BASE, START, AdapterRecipe, Method, RecipeError, divisor_of, positive_number
+from rl.recipes.base import (
+    HIGH_QUALITY,
+    SAMPLING_OPTIONS,
+    SMALL_GPU,
+    Method,
+    RecipeError,
+    SampledRecipe,
+    divisor_of,
+    positive_number,
+)
 
 
 @dataclass(frozen=True)
-class PPORecipe(AdapterRecipe):
+class PPORecipe(SampledRecipe):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347) against a frozen reference.
 
     One step is a batch of sampled responses and `ppo_epochs` passes over them; `max_steps`, `save_steps`,
     `logging_steps` and `eval_steps` count these steps. `batch_size` is responses per step.
     """
 
-    supports_full_finetuning: ClassVar[bool] = True
     most_passes: ClassVar[int] = 60
     """More than other methods: each pass samples new responses."""
 
-    epochs: float = 1.0
     batch_size: int = 8
     mini_batch_size: int = 4
     """Responses per optimiser step. `gradient_accumulation` splits them to save memory; the step stays the same."""
     ppo_epochs: int = 4
     """Passes over each batch of responses."""
-    reward: str = "agent"
-    """Reward specs separated by commas (see `--reward`); their mean is the reward."""
     samples_per_prompt: int = 1
     """Responses sampled per prompt; the prompt is computed once."""
     learning_rate: float = 1.41e-5
     value_learning_rate: float = 0.0
     """Learning rate of the value's adapter and head; 0 uses `learning_rate`."""
-    lr_scheduler: str = "constant"
-    warmup_ratio: float = 0.0
-    logging_steps: int = 1
     init_kl_coef: float = 0.2
     """Penalty per nat of KL to the reference, in units of reward; initial value of `kl_controller`."""
     kl_controller: str = "adaptive"
@@ -64,35 +66,13 @@ class PPORecipe(AdapterRecipe):
     """Weight of an entropy bonus."""
     whiten_rewards: bool = False
     """Divide rewards by their standard deviation over the batch before estimating advantages."""
-    missing_eos_penalty: float = 1.0
-    """Penalty on the score of a response that did not end within `max_new_tokens`."""
     value_backbone: str = "adapter"
     """`adapter` gives the value its own LoRA (with `lora_r` 0 a copy of the weights), `shared` puts its head on the
     policy's."""
-    max_new_tokens: int = 128
-    temperature: float = 1.0
     top_k: int = 50
     top_p: float = 0.95
-    constrained_decoding: bool = True
-    """Sample among the listed responses or within the agent's JSON schema, as served; probabilities are over allowed
-    tokens. A vLLM server samples freely."""
     vllm_server: str = ""
     """URL of a vLLM server that samples (docs/cluster.md); empty samples in this process."""
-    eval_prompts: int = 64
-    """Most held-out prompts answered in an evaluation."""
-    reference: str = START
-    """Reference policy of the KL penalty and of `max_kl`: `start`, the policy training starts from (Ouyang et al. 2022,
-    arXiv 2203.02155), or `base`."""
-    max_kl: float = 30.0
-    """Nats per response from the reference at which the run stops as diverged (or half a nat per token, if that is
-    more); 0 turns off this and the checks of length, repetition and validity."""
-    allow_constant_reward: bool = False
-    """Train even if every answer, or every valid one, earns the same."""
-
-    @property
-    def has_adapter_reference(self) -> bool:
-        """True if the reference is the adapter that training starts from."""
-        return self.reference == START and self.start_from != BASE
 
     @property
     def constrains(self) -> bool:
@@ -105,18 +85,22 @@ class PPORecipe(AdapterRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._above_zero(
-            "mini_batch_size", "ppo_epochs", "samples_per_prompt", "target_kl", "kl_horizon", "gamma"
+            "mini_batch_size",
+            "ppo_epochs",
+            "samples_per_prompt",
+            "target_kl",
+            "kl_horizon",
+            "gamma",
+            "cliprange",
         )
-        self._above_zero("cliprange", "max_new_tokens", "temperature", "top_p", "eval_prompts")
         self._not_negative(
-            "init_kl_coef", "max_kl", "early_stop_kl", "cliprange_value", "vf_coef", "entropy_coef", "top_k"
+            "init_kl_coef", "early_stop_kl", "cliprange_value", "vf_coef", "entropy_coef", "lam"
         )
-        self._not_negative("lam", "value_learning_rate", "missing_eos_penalty")
-        for knob in ("gamma", "lam", "top_p"):
+        self._not_negative("value_learning_rate")
+        for knob in ("gamma", "lam"):
             if getattr(self, knob) > 1:
                 raise RecipeError(f"{knob} must be at most 1, found {getattr(self, knob)!r}")
         self._one_of("kl_controller", ("adaptive", "fixed"))
-        self._one_of("reference", (START, BASE))
         self._one_of("kl_estimator", ("k1", "k3"))
         self._one_of("value_backbone", ("adapter", "shared"))
         if self.batch_size % self.mini_batch_size:
@@ -132,26 +116,11 @@ class PPORecipe(AdapterRecipe):
             raise RecipeError(
                 f"batch_size ({self.batch_size}) must be a multiple of samples_per_prompt ({self.samples_per_prompt})"
             )
-        if self.max_new_tokens >= self.max_length:
-            raise RecipeError(
-                f"max_length ({self.max_length}) must leave room for a prompt beside max_new_tokens "
-                f"({self.max_new_tokens})"
-            )
-        if self.search > 1:
-            raise RecipeError(
-                "search compares recipes by given answers of the eval split; ppo samples its own"
-            )
-        if self.checkpoints == "epoch":
-            raise RecipeError(
-                "checkpoints epoch is for methods that pass over rows; ppo counts steps: see save_steps"
-            )
         if self.whole and self.vllm_server:
             raise RecipeError(
                 "vllm_server is sent a LoRA adapter, and lora_r 0 trains whole weights: leave out vllm_server, or "
                 "train a LoRA adapter (--lora-r 16)"
             )
-        if self.lora_dropout:
-            raise RecipeError("lora_dropout must be 0 with ppo: the ratio of an unchanged policy must be 1")
 
     def with_knobs(self, **knobs: Any) -> Self:
         """A copy with knobs changed; a new `batch_size` adapts the sizes that must divide it, unless they are named."""
@@ -169,21 +138,9 @@ class PPORecipe(AdapterRecipe):
 
 
 PPO_CONFIG: dict[str, PPORecipe] = {
-    # 16 GB of accelerator memory and more
     "default": PPORecipe(),
-    # 8-12 GB
-    "small_gpu": PPORecipe(
-        lora_r=8,
-        lora_alpha=16,
-        gradient_accumulation=4,
-        max_length=768,
-        quantization="4bit",
-        gradient_checkpointing=True,
-    ),
-    # 24 GB and more
-    "high_quality": PPORecipe(
-        lora_r=64, lora_alpha=128, batch_size=32, mini_batch_size=8, max_length=2048, max_new_tokens=256
-    ),
+    "small_gpu": PPORecipe(**SMALL_GPU, gradient_accumulation=4),
+    "high_quality": PPORecipe(**HIGH_QUALITY, batch_size=32, mini_batch_size=8, max_new_tokens=256),
     # a laptop and a small model, measured on the bundled base: agents that order or list learn nothing in 16 steps and
     # beat chance by 23 points after 40. With constrained sampling four kinds of agents learn more at 1e-3 than at
     # 2.5e-4 and one that lists passages less; 5e-4 equals the better of both on the two agents tried
@@ -217,9 +174,8 @@ METHOD = Method(
         "mini_batch_size": "Responses per optimiser step. Example: --mini-batch-size 4",
         "ppo_epochs": "Passes over each batch of responses. Example: --ppo-epochs 4",
         "samples_per_prompt": "Sampled responses per prompt of a batch. Example: --samples-per-prompt 4",
-        "max_new_tokens": "Most tokens of a sampled response. Example: --max-new-tokens 64",
-        "temperature": "Sampling temperature, above 0. Example: --temperature 0.9",
-    },
+    }
+    | SAMPLING_OPTIONS,
     rewarded=True,
     kl_knob="init_kl_coef",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from rl.recipes.base import Method, Recipe, RecipeError
+from rl.recipes.base import HIGH_QUALITY, SMALL_GPU, Method, Recipe, RecipeError
 
 LINEAR, CAUSAL, AUTO = "linear", "causal", "auto"
 """Architectures: without a base model; a score head on a base model; the better of both on the eval split."""
@@ -53,31 +53,10 @@ class RewardModelRecipe(Recipe):
 REWARD_MODEL_CONFIG: dict[str, RewardModelRecipe] = {
     "default": RewardModelRecipe(learning_rate=1e-4),
     "small_gpu": RewardModelRecipe(
-        learning_rate=1e-4,
-        lora_r=8,
-        lora_alpha=16,
-        batch_size=1,
-        gradient_accumulation=8,
-        max_length=768,
-        gradient_checkpointing=True,
+        **SMALL_GPU | {"quantization": "none"}, learning_rate=1e-4, batch_size=1, gradient_accumulation=8
     ),
-    "high_quality": RewardModelRecipe(
-        lora_r=64,
-        lora_alpha=128,
-        batch_size=16,
-        max_length=2048,
-        learning_rate=5e-5,
-        epochs=5.0,
-    ),
-    "cpu": RewardModelRecipe(
-        epochs=2.0,
-        min_steps=150,
-        patience=6,
-        batch_size=16,
-        learning_rate=1e-3,
-        lora_r=16,
-        lora_alpha=32,
-    ),
+    "high_quality": RewardModelRecipe(**HIGH_QUALITY, batch_size=16, learning_rate=5e-5, epochs=5.0),
+    "cpu": RewardModelRecipe(epochs=2.0, min_steps=150, patience=6, batch_size=16, learning_rate=1e-3),
 }
 """Reward model presets by name, for `train_reward_model --config`."""
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from rl.recipes.base import SEARCH, AnswerRecipe, Method, RecipeError
+from rl.recipes.base import HIGH_QUALITY, SEARCH, SMALL_GPU_ROWS, AnswerRecipe, Method, RecipeError
 
 DEMONSTRATIONS = ("demonstration", "teacher")
 """Tags of responses to imitate, and sources of their rows: imported, or a better model's."""
@@ -76,33 +76,9 @@ class SFTRecipe(AnswerRecipe):
 
 SFT_CONFIG: dict[str, SFTRecipe] = {
     "default": SFTRecipe(learning_rate=1e-4),
-    "small_gpu": SFTRecipe(
-        learning_rate=1e-4,
-        lora_r=8,
-        lora_alpha=16,
-        batch_size=1,
-        gradient_accumulation=4,
-        max_length=768,
-        quantization="4bit",
-        gradient_checkpointing=True,
-    ),
-    "high_quality": SFTRecipe(
-        lora_r=64,
-        lora_alpha=128,
-        batch_size=8,
-        max_length=2048,
-        learning_rate=5e-5,
-        epochs=5.0,
-    ),
-    "cpu": SFTRecipe(
-        epochs=3.0,
-        min_steps=250,
-        patience=6,
-        batch_size=16,
-        learning_rate=3e-3,
-        lora_r=16,
-        lora_alpha=32,
-    ),
+    "small_gpu": SFTRecipe(**SMALL_GPU_ROWS, learning_rate=1e-4),
+    "high_quality": SFTRecipe(**HIGH_QUALITY, batch_size=8, learning_rate=5e-5, epochs=5.0),
+    "cpu": SFTRecipe(min_steps=250, patience=6, batch_size=16, learning_rate=3e-3),
 }
 """SFT presets by name, for `train_sft --config`."""
 

@@ -29,8 +29,7 @@ from typing import Any
 from rl.rewards import jail, sandbox
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.rewards.code_tests import CodeTests, CodeTestsRefused, code_tests
-from rl.rewards.sandbox import PROBE, IsolationUnavailable, Limits, isolation_fault
-from rl.rewards.syscalls import filter_program
+from rl.rewards.sandbox import PROBE, IsolationUnavailable, Limits, filter_program, isolation_fault
 
 FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)```", re.DOTALL)
 NAMES = {

@@ -83,7 +83,7 @@ def code_tests(facts: Mapping[str, Any]) -> CodeTests | None:
     return CodeTests(setup=setup, entry_point=entry_point, cases=tuple(given), pairs=tuple(pairs))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -10,8 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from rl.agents.base import HORIZONS, OutcomeScale, RewardFacts
-from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, reward_normalise
-from rl.rewards.engine import Component, RewardEngine, RewardPart, combine
+from rl.rewards.base import (
+    RAW_HIGH,
+    RAW_LOW,
+    Component,
+    RewardEngine,
+    RewardFunction,
+    RewardPart,
+    RewardSample,
+    combine,
+    reward_normalise,
+)
 from rl.rewards.traces import TaskCompletionReward, share_to_raw
 
 FORM = ("agent", "format", "syntax", "efficiency")

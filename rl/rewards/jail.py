@@ -168,7 +168,7 @@ class Program(ctypes.Structure):
 
 
 def refuse_calls(code: bytes) -> None:
-    """Sets a seccomp filter (`rl.rewards.syscalls`) for this process and its children; needs no_new_privs."""
+    """Sets a seccomp filter (`rl.rewards.sandbox`) for this process and its children; needs no_new_privs."""
     buffer = ctypes.create_string_buffer(code, len(code))
     program = Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
     check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0), "seccomp")

@@ -15,16 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
+from rl.agents.base import Row
 from rl.rewards import answers as right_answers
 from rl.rewards import code_tests
-from rl.rewards.base import RAW_HIGH, RewardFunction, RewardSample, reward_normalise
-from rl.rewards.engine import Component, RewardEngine, RewardPart
+from rl.rewards.base import (
+    RAW_HIGH,
+    Component,
+    RewardEngine,
+    RewardFunction,
+    RewardPart,
+    RewardSample,
+    reward_normalise,
+)
 from rl.rewards.formats import reward_with_validity
-
-Row: TypeAlias = Mapping[str, Any]
-"""A row of a snapshot: prompt, and if known state and facts."""
 
 FACTS = "facts"
 """Key of facts in a row and in a decision's metadata."""

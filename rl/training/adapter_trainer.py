@@ -6,7 +6,7 @@ import importlib.metadata
 import math
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Unpack
@@ -15,15 +15,16 @@ import torch
 from accelerate.utils import gather_object
 from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from packed_forward.row_cache import RowCache, row_key
 from packed_forward.trl_forward import is_sharded
+from rl.agents.base import Row
 from rl.recipes import BASE, AdapterRecipe, DPORecipe, Recipe
-from rl.recipes.base import curriculum_order
+from rl.recipes.fit import curriculum_order
 from rl.training.encoding import EncodedResponse
-from rl.training.loading import ADAPTER_FILES, PolicyLoadError, adapter_read
-from rl.training.policy import LoadedPolicy, adapter_check, adapter_save, lora_config, matmul
+from rl.training.loading import ADAPTER_FILES, PolicyLoadError, adapter_check, adapter_read, adapter_save
+from rl.training.policy import LoadedPolicy, lora_config, matmul
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.run import (
     Processes,
@@ -65,7 +66,7 @@ class Outcome:
     step: int
     total: int
     cancelled: bool
-    log: Sequence[Mapping[str, Any]]
+    log: Sequence[Row]
     """Metrics in the order in which they were logged, each row with its `step`."""
     metrics: dict[str, float] = field(default_factory=dict)
     stopped_early: str = ""
@@ -132,7 +133,7 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
 
     # --- What a method supplies ---------------------------------------------------------------------------------
 
-    def check(self, rows: Sequence[Any]) -> None:
+    def check(self, rows: Sequence[Row]) -> None:
         """Raise TrainingRefused for training rows that no base model could learn from."""
         if not rows:
             raise TrainingRefused(f"expected at least one {self.needs} to train on, found none")
@@ -142,7 +143,7 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
         head_check(policy)
 
     def encode(
-        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+        self, policy: LoadedPolicy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainRows[SplitT]:
         """The rows as tokens. Raises TrainingRefused where none is left to train on."""
         raise NotImplementedError
@@ -151,15 +152,15 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
         """TRL's arguments of this run."""
         raise NotImplementedError
 
-    def build(self, policy: LoadedPolicy, arguments: Any, rows: TrainRows[SplitT]) -> Any:
+    def build(self, policy: LoadedPolicy, arguments: TrainingArguments, rows: TrainRows[SplitT]) -> Any:
         """TRL's trainer, settled. Its parent's arguments are in `trl_arguments`."""
         raise NotImplementedError
 
-    def begin(self, trainer: Any, *, resumed: bool) -> None:
+    def begin(self, trainer: Trainer, *, resumed: bool) -> None:
         """Last preparations before the first step: the weights of the adapter that training starts from."""
         self.context.note_all(weights_begin(self.start_recipe, trainer.model))
 
-    def end(self, trainer: Any) -> str:
+    def end(self, trainer: Trainer) -> str:
         """Reason, beside those every method has, for which the run ended before its last step; empty where none."""
         return ""
 
@@ -203,7 +204,7 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
             weights=weights,
         )
 
-    def trl_arguments(self, policy: LoadedPolicy, arguments: Any) -> dict[str, Any]:
+    def trl_arguments(self, policy: LoadedPolicy, arguments: TrainingArguments) -> dict[str, Any]:
         """Arguments that each of TRL's trainers is made with."""
         special_tokens_settle(policy)
         return {
@@ -214,7 +215,11 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
         }
 
     def reference_logps(
-        self, policy: LoadedPolicy, arguments: Any, items: Sequence[EncodedResponse], cache: RowCache | None
+        self,
+        policy: LoadedPolicy,
+        arguments: TrainingArguments,
+        items: Sequence[EncodedResponse],
+        cache: RowCache | None,
     ) -> list[float]:
         """Log-probabilities of responses under the policy that the run is measured against, nats."""
         self.context.phase("reference pass")
@@ -313,7 +318,7 @@ def common_arguments(context: RunContext[Any], *, rows: int = 0, eval_rows: int 
     }
 
 
-def rows_ordered(rows: Sequence[Any], recipe: Recipe) -> list[Any]:
+def rows_ordered(rows: Sequence[Row], recipe: Recipe) -> list[Any]:
     """Training rows easy to hard where the recipe asks for it, else as they are. Raises TrainingRefused."""
     try:
         return [rows[i] for i in curriculum_order(rows, recipe.curriculum)]
@@ -321,7 +326,7 @@ def rows_ordered(rows: Sequence[Any], recipe: Recipe) -> list[Any]:
         raise TrainingRefused(str(error)) from error
 
 
-def one_gpu(arguments: Any) -> list[str]:
+def one_gpu(arguments: TrainingArguments) -> list[str]:
     """TRL has no DataParallel: of several GPUs one is used, and the note returned says what uses all."""
     if arguments.n_gpu <= 1:
         return []
@@ -353,7 +358,7 @@ def lora_config_of(recipe: AdapterRecipe, policy: LoadedPolicy) -> LoraConfig:
     return config
 
 
-def weights_begin(recipe: AdapterRecipe, model: Any) -> list[str]:
+def weights_begin(recipe: AdapterRecipe, model: torch.nn.Module) -> list[str]:
     """Put the weights of the adapter that training starts from into the fresh one; returns what to note.
 
     Raises TrainingRefused where one does not fit.
@@ -378,9 +383,7 @@ def versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def history_columns(
-    rows: Sequence[Mapping[str, Any]], evaluated: str = "eval_loss"
-) -> dict[str, list[float]]:
+def history_columns(rows: Sequence[Row], evaluated: str = "eval_loss") -> dict[str, list[float]]:
     """Columns of transformers' log: training rows against `step`, evaluation rows against `eval_step`.
 
     A training row has a `loss`, an evaluation row has what `evaluated` names; one row may be both.

@@ -81,12 +81,12 @@ class HarnessModel(HFLM):
         self.rows += len(requests)
         return super().generate_until(requests, disable_tqdm=True)
 
-    def _model_call(self, inps: Any, *rest: Any, **more: Any) -> Any:
+    def _model_call(self, inps: Any, *rest: object, **more: object) -> Any:
         found = super()._model_call(inps, *rest, **more)
         self._advance(len(inps))
         return found
 
-    def _model_generate(self, context: Any, *rest: Any, **more: Any) -> Any:
+    def _model_generate(self, context: Any, *rest: object, **more: object) -> Any:
         found = super()._model_generate(context, *rest, **more)
         self._advance(len(context))
         return found
@@ -292,7 +292,7 @@ def _figures(
     )
 
 
-def _is_share(value: Any) -> bool:
+def _is_share(value: object) -> bool:
     return isinstance(value, (int, float)) and 0 <= value <= 1
 
 

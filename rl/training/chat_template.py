@@ -6,12 +6,13 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from feedback.messages import ChatMessage, MessageError, messages_read
-from rl.agents.base import Message
+from rl.agents.base import Message, Row
 from rl.chat_templates import TEMPLATE_ERRORS, TemplateRefused, prompt_rendered
 from rl.decoding.chat_turns import PROBE_TOOL, CallForm, call_form, template_turns
 
@@ -144,9 +145,7 @@ class TrainingTemplate:
             raise NotRenderable("the base model's chat template leaves words out of this answer")
         return start, words
 
-    def _beyond(
-        self, start: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any]
-    ) -> tuple[str, str]:
+    def _beyond(self, start: str, turns: Sequence[Row], tools: Sequence[Any]) -> tuple[str, str]:
         """The prompt, and what the template writes after it for the last turn: as it marks an assistant's tokens, else
         what is more than the prompt."""
         if GENERATION.search(self.source):
@@ -207,14 +206,14 @@ class TrainingTemplate:
     def reasoning_field(self) -> str:
         """Field of a message that the template takes reasoning from; `<think>` where it knows that tag alone, empty
         where it knows none."""
-        for field in REASONING_KEYS:
-            said = {"role": "assistant", "content": "Ratchet answers", field: "ratchet_thought"}
+        for key in REASONING_KEYS:
+            said = {"role": "assistant", "content": "Ratchet answers", key: "ratchet_thought"}
             if "ratchet_thought" in self._probe([{"role": "user", "content": "Ratchet asks"}, said]):
-                return field
+                return key
         return "<think>" if "think>" in self.source else ""
 
 
-def _is_plain(message: Any) -> bool:
+def _is_plain(message: object) -> bool:
     return (
         isinstance(message, Mapping)
         and message.keys() == {"role", "content"}
@@ -263,3 +262,60 @@ def _stands(value: Any, text: str) -> bool:
     else:
         spellings = [json.dumps(value), str(value)]
     return any(spelling in text for spelling in spellings)
+
+
+@dataclass
+class LeftOut:
+    """Rows that were not encoded: how many for which reason, and the first ones by name."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    named: list[str] = field(default_factory=list)
+
+    def add(self, reason: str, row: Row, number: int, why: str = "") -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        if why and len(self.named) < 5:
+            prompt_hash = str(row.get("prompt_hash") or "")[:12]
+            self.named.append(f"row {number}{f' (prompt {prompt_hash})' if prompt_hash else ''}: {why}")
+
+    def notes(self, what: str) -> list[str]:
+        """Lines that tell it."""
+        told = [f"left out {count} {what}: {reason}" for reason, count in self.counts.items()]
+        return [*told, *self.named]
+
+    def words(self) -> str:
+        told = ", ".join(f"{count} {reason}" for reason, count in self.counts.items())
+        return told + (f"; {'; '.join(self.named)}" if self.named else "")
+
+
+def prompt_messages(row: Row, number: int) -> ToolPrompt:
+    """The prompt of a row, with its `tools`. Raises ValueError unless it is a list of messages."""
+    prompt = row.get("prompt") if hasattr(row, "get") else None
+    if (
+        not isinstance(prompt, (list, tuple))
+        or not prompt
+        or not all(isinstance(m, dict) and m.get("role") for m in prompt)
+    ):
+        raise ValueError(
+            f"row {number}: expected `prompt`, a list of messages with role and content; found {str(prompt)[:120]}"
+        )
+    return ToolPrompt(prompt, row.get("tools") or ())
+
+
+def response_of(row: Row, side: str, number: int) -> Answer:
+    """The response of a row under `side`. Raises ValueError unless it is a text or a list of messages."""
+    value = row.get(side)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(m, dict) for m in value):
+        only = value[0] if len(value) == 1 else {}
+        plain = isinstance(only.get("content"), str) and only.keys() <= {"role", "content"}
+        return only["content"] if plain and only["content"] else list(value)
+    raise ValueError(
+        f"row {number}: expected `{side}`, a text or messages of the assistant; found {str(value)[:120]}"
+    )
+
+
+def response_text(row: Row, side: str, number: int) -> str:
+    """The response of a row as text; one that calls tools as JSON of its messages."""
+    answer = response_of(row, side, number)
+    return answer if isinstance(answer, str) else json.dumps(list(answer), ensure_ascii=False)

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LogitsProcessor, PreTrainedTokenizerFast
+from transformers import DynamicCache, LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from packed_forward.allowed_tokens import AllowedTokens, TokenSet
-from packed_forward.packing import CompletionTokens
-from packed_forward.prefix_attention import ATTENTION
-from packed_forward.shared_prompt import SharedPrompt, running_rows
+from packed_forward.packing import AllowedTokens, CompletionTokens, TokenSet
+from packed_forward.prefix_attention import ATTENTION, SharedPrompt, running_rows
 from rl.decoding.constraint import Constraint, DecodingFailed, GrammarVocabulary, SchemaRefused
 from rl.training.result import TrainingRefused
 
 
-def vocabulary_of(tokenizer: Any, size: int, stop: Sequence[int]) -> GrammarVocabulary | None:
+def vocabulary_of(
+    tokenizer: PreTrainedTokenizerBase, size: int, stop: Sequence[int]
+) -> GrammarVocabulary | None:
     """Vocabulary of a fast tokenizer as grammars read it; None of another one, whose bytes nobody tells.
 
     size: tokens that the model gives logits of; stop: those that end an answer.
@@ -181,14 +181,14 @@ class Sampling:
     top_p: float = 1.0
 
 
-def is_answered_by_position(model: Any) -> bool:
+def is_answered_by_position(model: torch.nn.Module) -> bool:
     """True of a model that takes positions, and so left-padded prompts with a key-value cache."""
     return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
 @torch.no_grad()
 def generate_tokens(
-    model: Any,
+    model: torch.nn.Module,
     prompts: Sequence[Sequence[int]],
     samples: int,
     sampling: Sampling,

@@ -17,13 +17,13 @@ from accelerate.utils import send_to_device
 from datasets import Dataset
 from scipy.optimize import minimize_scalar
 
-from packed_forward.compile_choice import CompileChoice, compile_choose
+from packed_forward.dpo_trainer import PreferenceCollator
 from packed_forward.forward import packed_logps, strategy_of
 from packed_forward.lazy_metrics import LazyMetrics
 from packed_forward.logps import causal_model
 from packed_forward.micro_batches import MicroBatcher, UncollatedRows
-from packed_forward.preference_collator import PreferenceCollator
-from packed_forward.selection import StrategyChoice, first_strategy
+from packed_forward.selection import CompileChoice, StrategyChoice, compile_choose, first_strategy
+from rl.agents.base import Row
 from rl.recipes import DPORecipe
 from rl.training.adapter_trainer import TrainRows, common_arguments
 from rl.training.encoding import EncodedPairs, EncodedResponse, Encoder, reasoning_check
@@ -41,7 +41,7 @@ from rl.training.trl_trainer import (
 
 
 def pairs_encoded(
-    encoder: Encoder, rows: Sequence[Any], recipe: DPORecipe, *, needed: bool = True
+    encoder: Encoder, rows: Sequence[Row], recipe: DPORecipe, *, needed: bool = True
 ) -> EncodedPairs:
     """Pairs as tokens. Raises TrainingRefused where none is left of rows that are `needed`."""
     reasoning_check(encoder, recipe)
@@ -69,7 +69,7 @@ class DPOTrainer(PreferenceTrainer[DPORecipe, EncodedPairs]):
     needs = "preference pair"
 
     def encode(
-        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+        self, policy: LoadedPolicy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainRows[EncodedPairs]:
         train = pairs_encoded(policy.encoder, train_rows, self.recipe)
         held_out = pairs_encoded(policy.encoder, eval_rows, self.recipe, needed=False)
@@ -325,7 +325,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         self.model.zero_grad(set_to_none=True)
         return seconds
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> torch.utils.data.Sampler:
         data = train_dataset if train_dataset is not None else self.train_dataset
         lengths = [
             len(p) + max(len(c), len(r))
@@ -348,7 +348,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             shuffled=self.context.recipe.curriculum == "none",
         )
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         own = self.data_collator
         self.data_collator = dataclasses.replace(own, uncollated=True)
         try:
@@ -356,7 +356,9 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         finally:
             self.data_collator = own
 
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], *args: object, **kwargs: object
+    ) -> torch.Tensor:
         began = time.perf_counter()
 
         def compute(rows: list[dict[str, Any]], share: float) -> torch.Tensor:
@@ -386,7 +388,9 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         return True
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+    def _compute_loss(
+        self, model: torch.nn.Module, inputs: dict[str, Any], return_outputs: bool
+    ) -> torch.Tensor:
         with (
             contextlib.nullcontext()
             if self.lazy_metrics is None
@@ -406,7 +410,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         # a micro-batch is a share of its step
         return (loss[0] * self._share, *loss[1:]) if return_outputs else loss * self._share
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluation_loop(self, *args: object, **kwargs: object) -> Any:
         """TRL's, with the ranking loss of the pairs beside its metrics."""
         self._differences = []
         output = super().evaluation_loop(*args, **kwargs)
@@ -414,7 +418,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         output.metrics[RANKING_LOSS] = ranking_loss(differences)
         return output
 
-    def _read_differences(self, model: Any) -> Any:
+    def _read_differences(self, model: torch.nn.Module) -> Any:
         """The model, whose log-probabilities of the pairs are noted."""
 
         def forward(**inputs: Any) -> Any:
@@ -426,7 +430,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
 
         return forward
 
-    def _read_later(self, model: Any) -> Any:
+    def _read_later(self, model: torch.nn.Module) -> Any:
         """The model, whose mean logits TRL selects by a mask to average them."""
         if self.lazy_metrics is None:
             return model

@@ -11,10 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from packed_forward.row_cache import RowCache, row_key
-from rl.agents.base import Message
+from rl.agents.base import Message, Row
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, TEMPLATE_ERRORS
 from rl.recipes.base import KEEP, AdapterRecipe, AnswerRecipe
-from rl.training.chat_template import Answer, NotRenderable, ToolPrompt, TrainingTemplate, tools_of
+from rl.training.chat_template import (
+    Answer,
+    LeftOut,
+    NotRenderable,
+    ToolPrompt,
+    TrainingTemplate,
+    prompt_messages,
+    response_of,
+    tools_of,
+)
 from rl.training.result import TrainingRefused
 
 PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]
@@ -61,29 +70,6 @@ NOT_TEXT = "not_text"
 """Reason for leaving a row out: the base model's chat template cannot write its prompt or its answer."""
 
 EMPTY = "empty response"
-
-
-@dataclass
-class LeftOut:
-    """Rows that were not encoded: how many for which reason, and the first ones by name."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    named: list[str] = field(default_factory=list)
-
-    def add(self, reason: str, row: Any, number: int, why: str = "") -> None:
-        self.counts[reason] = self.counts.get(reason, 0) + 1
-        if why and len(self.named) < 5:
-            prompt_hash = str(row.get("prompt_hash") or "")[:12]
-            self.named.append(f"row {number}{f' (prompt {prompt_hash})' if prompt_hash else ''}: {why}")
-
-    def notes(self, what: str) -> list[str]:
-        """Lines that tell it."""
-        told = [f"left out {count} {what}: {reason}" for reason, count in self.counts.items()]
-        return [*told, *self.named]
-
-    def words(self) -> str:
-        told = ", ".join(f"{count} {reason}" for reason, count in self.counts.items())
-        return told + (f"; {'; '.join(self.named)}" if self.named else "")
 
 
 @dataclass
@@ -186,7 +172,7 @@ class Encoder:
 
     def column(
         self,
-        rows: Sequence[Any],
+        rows: Sequence[Row],
         side: str,
         max_length: int,
         max_response_length: int,
@@ -213,7 +199,7 @@ class Encoder:
                 column.left_out.add(NOT_TEXT, rows[number], number, str(error))
         return column
 
-    def pairs(self, rows: Sequence[Any], max_length: int, max_response_length: int) -> EncodedPairs:
+    def pairs(self, rows: Sequence[Row], max_length: int, max_response_length: int) -> EncodedPairs:
         """Encode rows {"prompt": messages, "chosen", "rejected": text or messages, "weight"?, "tools"?}.
 
         A response longer than `max_response_length` loses its end; a prompt that then does not fit `max_length` with
@@ -263,7 +249,7 @@ class Encoder:
             )
         return pairs
 
-    def written(self, rows: Sequence[Any]) -> tuple[list[Any], LeftOut]:
+    def written(self, rows: Sequence[Row]) -> tuple[list[Any], LeftOut]:
         """The rows with answers that call tools as the text that the template writes for them, which is what the policy
         has to write; left out are those that the template cannot write. Raises ValueError as `column`."""
         kept, left_out = [], LeftOut()
@@ -507,40 +493,6 @@ def _shared_turns(prompt: ToolPrompt, sides: list[Answer]) -> tuple[ToolPrompt, 
     return ToolPrompt([*prompt, *map(dict, one[:shared])], prompt.tools), [one[shared:], other[shared:]]
 
 
-def prompt_messages(row: Any, number: int) -> ToolPrompt:
-    """The prompt of a row, with its `tools`. Raises ValueError unless it is a list of messages."""
-    prompt = row.get("prompt") if hasattr(row, "get") else None
-    if (
-        not isinstance(prompt, (list, tuple))
-        or not prompt
-        or not all(isinstance(m, dict) and m.get("role") for m in prompt)
-    ):
-        raise ValueError(
-            f"row {number}: expected `prompt`, a list of messages with role and content; found {str(prompt)[:120]}"
-        )
-    return ToolPrompt(prompt, row.get("tools") or ())
-
-
-def response_of(row: Any, side: str, number: int) -> Answer:
-    """The response of a row under `side`. Raises ValueError unless it is a text or a list of messages."""
-    value = row.get(side)
-    if isinstance(value, str):
-        return value
-    if isinstance(value, (list, tuple)) and value and all(isinstance(m, dict) for m in value):
-        only = value[0] if len(value) == 1 else {}
-        plain = isinstance(only.get("content"), str) and only.keys() <= {"role", "content"}
-        return only["content"] if plain and only["content"] else list(value)
-    raise ValueError(
-        f"row {number}: expected `{side}`, a text or messages of the assistant; found {str(value)[:120]}"
-    )
-
-
-def response_text(row: Any, side: str, number: int) -> str:
-    """The response of a row as text; one that calls tools as JSON of its messages."""
-    answer = response_of(row, side, number)
-    return answer if isinstance(answer, str) else json.dumps(list(answer), ensure_ascii=False)
-
-
 def reasoning_check(encoder: Encoder, recipe: AdapterRecipe) -> None:
     """Raise TrainingRefused where the recipe keeps reasoning that the base model's chat template cannot write."""
     keeps = isinstance(recipe, AnswerRecipe) and recipe.reasoning == KEEP
@@ -552,7 +504,7 @@ def reasoning_check(encoder: Encoder, recipe: AdapterRecipe) -> None:
         )
 
 
-def rows_writable(encoder: Encoder, rows: Sequence[Any], *, needed: bool = True) -> tuple[list[Any], LeftOut]:
+def rows_writable(encoder: Encoder, rows: Sequence[Row], *, needed: bool = True) -> tuple[list[Any], LeftOut]:
     """`Encoder.written`. Raises TrainingRefused for rows of another shape, and where none is left of rows that are
     `needed`."""
     try:

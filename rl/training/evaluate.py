@@ -2,87 +2,72 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rl.agents.base import Agent
+from rl.agents.base import Agent, Message, Row
 from rl.gates.evidence_kinds import (
+    CORRECTIONS,
     KNOWN,
     LABELS,
     OUTCOMES,
     PAIRS,
+    TESTS,
     all_alike,
     lead_kind,
     telling_counts,
 )
 from rl.gates.report import GateBounds
-from rl.training.answer_sides import (
-    AGAINST,
-    AnswersOnly,
-    Beside,
-    kinds_scored,
-    known_unasked,
-    not_scored_words,
-    right_of_sides,
-)
+from rl.statistics import wilson_interval
+from rl.training.chat_template import prompt_messages, response_text
 from rl.training.encoding import NOT_TEXT
-from rl.training.evaluate_answers import (
+from rl.training.evaluate_figures import (
+    HeldOutWork,
+    Measured,
+    answered_prompts,
+    pair_votes,
+    pairs_of_prompts,
+)
+from rl.training.held_out import (
+    GENERATED_KINDS,
     AnswerJudge,
+    Check,
     HeldOutPrompt,
     Reward,
     Rows,
-    errors_of,
     held_out_prompts,
-)
-from rl.training.evaluate_approval import liked_share
-from rl.training.evaluate_evidence import (
-    GENERATED_KINDS,
-    Check,
-    response_of,
     right_answer_check,
     rows_scored,
 )
-from rl.training.evaluate_figures import (
-    answers_compared,
-    baseline_figures,
-    comparison_figures,
-    evidence_figures,
-    held_out_facts,
-    pair_votes,
-    pairs_of_prompts,
-    side_summary,
-)
-from rl.training.evaluate_sides import (
-    EvaluationInput,
-    Ticker,
-    answered_prompts,
-    other_evidence,
-    own_reference,
-    reference_responses,
-    responses_scored,
-    side_answered,
-    side_measured,
-)
-from rl.training.linear_side import LinearSide
 from rl.training.policy import Generation, LoadedPolicy
 from rl.training.result import TrainingRefused
+from rl.training.scoring import ResponseScore
+from rl.training.sides import (
+    AGAINST,
+    AnswersOnly,
+    LinearSide,
+    Measurable,
+    ModelSide,
+    Options,
+    generate_answers,
+    kinds_scored,
+    side_of,
+)
 
 MAX_ANSWERS = 200
 """Prompts that are answered, at most: 200 answers show a fall of the valid share by five points."""
 
+MAX_ERRORS = 20
+"""Sample errors kept."""
 
-def rows_written(sides: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> tuple[list[Any], int]:
-    """The rows with their answers as the models write them, and how many a model's chat template cannot write."""
-    kept = list(rows)
-    for side in sides:
-        if isinstance(side, LoadedPolicy):
-            kept = side.encoder.written(kept)[0]
-    return kept, len(rows) - len(kept)
+Beside = Callable[[], LoadedPolicy | LinearSide]
+"""Loads a base model. Called only where its answers can be judged."""
 
 
 def evaluate_policy(
     policy: LoadedPolicy | LinearSide,
-    pairs: Sequence[Mapping[str, Any]] = (),
+    pairs: Sequence[Row] = (),
     *,
     agent: Agent,
     others: Rows | None = None,
@@ -96,86 +81,54 @@ def evaluate_policy(
     quantised: Callable[[HeldOutPrompt], Generation] | None = None,
     max_samples: int | None = None,
     generate_samples: int = MAX_ANSWERS,
-    spare: Sequence[Mapping[str, Any]] = (),
+    spare: Sequence[Row] = (),
     reward: Reward | None = None,
-    batch_size: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Evaluate on held-out pairs {"prompt", "chosen", "rejected", "state"?} and other evidence; JSON-serialisable.
 
+    What is given:
+
+    - others: kind -> rows. labels and outcomes: {"prompt", "completion", "score"}; corrections: {"prompt",
+      "completion"}; tests and rewards: {"prompt"}, whose answers `checks[kind]` gives values.
+    - barred: kind -> reason why it may not carry the comparison; needed: prompts it takes to carry it (`lead_kind`).
+    - against: "base" (the same model without its adapter; of a linear policy the base model has to be given, loaded) or
+      another policy. Both then get the same prompts. A side that gives answers alone is asked about the prompts that it
+      answered; kinds that need its log-probabilities are then barred.
+    - incumbent, base_side: sides beside whose right answers are counted; AGAINST where it is the side compared with.
+    - baseline: a linear policy learnt from the same training rows. quantised: answers a prompt on the quantised base.
+    - max_samples limits the prompts with pairs and the rows of each other kind, generate_samples the prompts answered.
+      Of `spare` ({"prompt", "state"?}, never trained on) as many as are missing, and half of `generate_samples` at
+      least, are answered too.
+    - reward: of a row and an answer. Without it, of prompts that people judged: 1 for an answer they preferred, 0 for
+      one they only rejected or that is not valid, 0.5 for others.
+    - progress is called with (done, total) work items.
+
+    What is returned (shares are {"value", "low", "high", "n"} with 95 % intervals):
+
     - preference_accuracy: share of pairs where log p(chosen | prompt) > log p(rejected | prompt), summed over the
-      tokens, not length-normalised; a tie counts as not preferred. The pairs of a prompt share one vote, and so do
-      near-identical prompts. Beside it the same per token. None without a pair.
-    - valid_rate: share of answers as the agent is served (the likeliest of its closed set or of what a row's `state`
-      lists, else written greedily within its schema), one to each of the first `generate_samples` distinct prompts,
-      that the agent can act on; `written` has it for what is written without list and schema, and with a row's `state`
-      a written choice must be one it lists. Of `spare` ({"prompt", "state"?}, never trained on) as
-      many as are missing, and half of `generate_samples` at least, are answered too.
-    - average_reward: mean of `reward(row, answer)` over those answers. Without a reward function, of prompts that
-      people judged: 1 for an answer they preferred, 0 for one they only rejected or that is not valid, 0.5 for others.
-    - rewards_known: answers that this says anything of; 0 where free text matched nothing that anybody judged.
-    - liked: share of the answers that people would like (rl.training.evaluate_approval), or None without ratings.
-    - ground_truth: share of answers that are right, over the prompts whose right answer the agent knows, or None.
-    - evidence: per kind (rl.gates.evidence_kinds.KINDS) its figures; `carried_by` names the kind that carries the
-      comparison: see `lead_kind`, with `needed` prompts and without the kinds that are `barred` (with the reason why).
-
-    others: kind -> rows. labels and outcomes: {"prompt", "completion", "score"}; corrections: {"prompt", "completion"};
-    tests and rewards: {"prompt"}, whose answers `checks[kind]` gives values. `max_samples` limits the prompts with
-    pairs and the rows of each other kind.
-
-    baseline: a linear policy learnt from the same training rows; `baseline` then holds its figures on it.
-
-    quantised: answers a prompt as the policy does on its quantised base; `quantised` then holds the figures of these
-    answers, and how many are the policy's own.
-
-    Shares are {"value", "low", "high", "n"} with 95 % intervals: Wilson for shares, Student's t for the reward and for
-    votes that are shared.
-    `against` is "base" (the same model without its adapter; of a linear policy the base model has to be given, loaded)
-    or another policy; both then get the same prompts, and
-    `comparison` holds the other's figures and the paired difference with its p-value: of single pairs Newcombe's and
-    the exact McNemar test, else as in `rl.gates.effects`. `progress` is called with (done, total) work items. With a
-    comparison, `held_out` holds what a gate asks: `cases`, one per pair, `others`, the items of each other kind, and
-    `answers`, one per prompt asked. A side that gives answers alone (`rl.training.answer_sides`) is asked about the
-    prompts that it answered; kinds that need its log-probabilities are then `barred`.
-
-    `right` has the share of prompts that the policy, the incumbent (who answers the agent's users today) and the base
-    answer right, where right answers are known (`rl.training.answer_sides.right_of_sides`).
+      tokens; a tie counts as not preferred. The pairs of a prompt share one vote, and so do near-identical prompts.
+    - valid_rate: share of answers, as the agent is served, that it can act on; `written` has it for what is written
+      without list and schema.
+    - average_reward, and rewards_known, the answers that it says anything of; liked, the share of answers that people
+      would like; ground_truth, of right ones; right, the same of policy, incumbent and base.
+    - evidence: per kind its figures; `carried_by` names the kind that carries the comparison.
+    - comparison: the other's figures and the paired difference with its p-value. held_out: what a gate asks of it.
 
     Raises TrainingRefused without evidence.
     """
-    try:
-        pairs, left_out = rows_written([policy, against], pairs)
-        written = {kind: rows_written([policy, against], found) for kind, found in (others or {}).items()}
-        spare, _ = rows_written([policy, against], spare)
-    except ValueError as error:
-        raise TrainingRefused(str(error)) from error
-    left_out += sum(count for _, count in written.values())
-    rows = pairs_of_prompts(pairs, max_samples)
-    other_rows = {kind: found[:max_samples] for kind, (found, _) in written.items() if found}
-    if not rows and not other_rows:
-        raise TrainingRefused(
-            "expected at least one held-out pair or rated answer to evaluate on, found none"
-            + (
-                f" ({left_out} not_text: the base model's chat template cannot write them)"
-                if left_out
-                else ""
-            )
-        )
     if isinstance(against, str) and against != "base":
         raise ValueError(f"expected against='base' or a loaded policy, found {against!r}")
     judge = AnswerJudge(agent, reward)
     checks = {KNOWN: right_answer_check(judge), **(checks or {})}
+    sides = [side for side in (policy, against) if isinstance(side, LoadedPolicy)]
+    others, (kept_spare, _) = others or {}, _written(sides, spare)
+    rows, other_rows, left_out = _readable(sides, pairs, others, max_samples)
+    prompts = _checked_prompts(rows, other_rows, agent)
     for kind in GENERATED_KINDS:
         if kind in other_rows and kind not in checks:
             raise ValueError(f"expected a check for the answers to {kind} prompts, found none")
-    try:
-        prompts = held_out_prompts({PAIRS: rows, **other_rows})
-        score_rows = rows_scored(other_rows, agent)
-        for number, (_, row) in enumerate(score_rows):
-            response_of(row, number)
-    except ValueError as error:
-        raise TrainingRefused(str(error)) from error
-    asked = answered_prompts(prompts, other_rows, agent, generate_samples, spare)
+    asked = answered_prompts(prompts, other_rows, agent, generate_samples, kept_spare)
     coverage: dict[str, Any] = {"unasked": known_unasked(prompts, other_rows, agent, asked)}
     barred = dict(barred or {})
     theirs: list[Generation] = []
@@ -183,111 +136,141 @@ def evaluate_policy(
         coverage |= {"side": against.title, "of": len(asked)}
         asked, theirs = _answered(against, asked)
         coverage["unanswered"] = coverage["of"] - len(asked)
-        present = [PAIRS] if rows else []
-        present += [kind for kind in other_rows if other_rows[kind]]
-        reason = not_scored_words(against.title)
-        barred = {kind: reason for kind in kinds_scored(agent) if kind in present} | barred
-    work = EvaluationInput(rows, score_rows, asked, judge, batch_size)
+        reason = f"{against.title} gives answers and no log-probabilities"
+        present = {PAIRS: rows, **other_rows}
+        barred = {kind: reason for kind in kinds_scored(agent) if present.get(kind)} | barred
+    work = HeldOutWork(rows, other_rows, asked, judge, checks)
     linear = next((side for side in (policy, against) if isinstance(side, LinearSide)), None)
-    if linear is not None:
-        work.options = linear.options
-    rated = any(kind in (LABELS, OUTCOMES) for kind, _ in score_rows)
-    needs_base = rated and policy.adapter is not None and linear is None
-    sides = 2 if against is not None else 1
-    extra = len(score_rows) if needs_base and against != "base" else 0
-    tick = Ticker(progress, sides * work.size + extra)
-    policy_side, reference, name = side_measured(policy, work, tick), None, ""
+    options = linear.options if linear is not None else None
+    tick = _Ticker(progress, (2 if against is not None else 1) * work.size)
+    side, rival = side_of(policy, agent, options), None
+    own, other, name = work.measured(side, tick), None, ""
     if isinstance(against, AnswersOnly):
-        reference, name = side_answered(theirs, work), against.name
+        other, name = work.answered(theirs), against.name
         tick(work.size)
-    elif against is not None and not isinstance(against, str):
-        reference, name = side_measured(against, work, tick), against.adapter or against.base_model
     elif against is not None:
-        if isinstance(policy, LinearSide):
-            raise ValueError("a linear policy has no base: expected the base model loaded as `against`")
-        with policy.without_adapter():
-            reference, name = side_measured(policy, work, tick), "base"
-    if linear is not None:
-        references = (
-            own_reference(policy, policy_side, work),
-            own_reference(against, reference, work)
-            if reference is not None and not isinstance(against, AnswersOnly)
-            else own_reference(policy, policy_side, work),
-        )
-    else:
-        assert not isinstance(policy, LinearSide)
-        base = policy_side.responses if not needs_base else None
-        if against == "base" and reference is not None:
-            base = reference.responses
-        elif needs_base:
-            with policy.without_adapter():
-                base = responses_scored(policy, work, tick)
-        assert base is not None
-        references = (
-            reference_responses(policy, base, work),
-            reference_responses(against, base, work) if isinstance(against, LoadedPolicy) else base,
-        )
-    evidence = other_evidence(work, other_rows, checks, policy_side, reference, references)
+        rival = _rival(side, against, agent, options)
+        with rival.speaking():
+            other, name = work.measured(rival, tick), rival.name
+    references = _references(work, side, own, rival, other)
+    evidence = work.evidence(own, other, references)
     counts = {PAIRS: pair_votes(rows)} | {kind: one.figures["prompts"] for kind, one in evidence.items()}
-    alike = [
-        kind
-        for kind in (LABELS, OUTCOMES)
-        if all_alike(float(row["score"]) for row in other_rows.get(kind, ()))
-    ]
+    rated = (LABELS, OUTCOMES)
+    alike = [kind for kind in rated if all_alike(float(row["score"]) for row in other_rows.get(kind, ()))]
     counts = telling_counts({kind: n for kind, n in counts.items() if kind not in barred}, alike)
     lead = lead_kind(counts, needed, discrete=agent.discrete)
+    carried = len(evidence[lead].records) if lead in evidence else 0
     outcome: dict[str, Any] = {
         "base_model": policy.base_model,
-        "samples": counts.get(PAIRS, 0)
-        if lead == PAIRS
-        else len(evidence[lead].records)
-        if lead in evidence
-        else 0,
+        "samples": counts.get(PAIRS, 0) if lead == PAIRS else carried,
         "prompts_answered": len(work.prompts),
         "left_out": {NOT_TEXT: left_out} if left_out else {},
-        **side_summary(work, policy_side),
+        **work.summary(own),
         "length_normalised": False,
-        "liked": liked_share(work.prompts, work.verdicts(policy_side)),
+        "liked": work.liked(own),
         "carried_by": lead,
-        "evidence": evidence_figures(work, policy_side, reference, evidence, barred),
-        "ground_truth": work.judge.ground_truth(work.prompts, policy_side.answers),
-        "truncated": sum(score.truncated for pair in policy_side.scores for score in pair)
-        + sum(score.truncated for score in policy_side.responses),
-        "errors": errors_of(
-            rows,
-            policy_side.scores,
-            work.prompts,
-            policy_side.answers,
-            work.judge,
-            policy_side.free_generations,
+        "evidence": work.evidence_figures(own, other, evidence, barred),
+        "ground_truth": judge.ground_truth(work.prompts, own.answers),
+        "truncated": own.truncated,
+        "errors": errors_of(work, own),
+        "right": right_of_sides(
+            work, policy, own, other, incumbent, AGAINST if against == "base" else base_side
         ),
     }
     if any(coverage.get(name) for name in ("unasked", "unanswered")):
         outcome["coverage"] = coverage
     if baseline is not None:
-        outcome["baseline"] = baseline_figures(
-            baseline, work, other_rows, checks, policy_side, references[0], lead
-        )
+        outcome["baseline"] = work.baseline(baseline, own, references[0], lead)
     if quantised is not None:
-        outcome["quantised"] = answers_compared(work, policy_side, [quantised(one) for one in work.prompts])
-    if reference is not None:
-        outcome["comparison"] = comparison_figures(work, name, policy_side, reference, lead, evidence)
-        outcome["comparison"]["ground_truth"] = work.judge.ground_truth(work.prompts, reference.answers)
-        outcome["held_out"] = {
-            **held_out_facts(work, policy_side, reference, evidence, other_rows.get(KNOWN, ())),
-            "barred": barred,
-        }
-    outcome["right"] = right_of_sides(
-        work,
-        other_rows,
-        checks,
-        policy,
-        policy_side,
-        reference,
-        incumbent,
-        AGAINST if against == "base" else base_side,
-    )
+        outcome["quantised"] = work.answers_compared(own, [quantised(one) for one in work.prompts])
+    if other is not None:
+        outcome["comparison"] = work.comparison(name, own, other, lead, evidence)
+        facts = work.held_out_facts(own, other, evidence, other_rows.get(KNOWN, ()))
+        outcome["held_out"] = {**facts, "barred": barred}
     return outcome
+
+
+def _written(sides: Sequence[LoadedPolicy], rows: Sequence[Row]) -> tuple[list[Row], int]:
+    """The rows with their answers as the models write them, and how many a model's chat template cannot write. Raises
+    TrainingRefused for rows of another shape."""
+    kept = list(rows)
+    try:
+        for side in sides:
+            kept = side.encoder.written(kept)[0]
+    except ValueError as error:
+        raise TrainingRefused(str(error)) from error
+    return kept, len(rows) - len(kept)
+
+
+def _readable(
+    sides: Sequence[LoadedPolicy], pairs: Sequence[Row], others: Rows, max_samples: int | None
+) -> tuple[list[Row], dict[str, list[Row]], int]:
+    """The pairs and the other rows that every model can write, and how many were left out."""
+    kept, left_out = _written(sides, pairs)
+    other_rows = {}
+    for kind, found in others.items():
+        some, missing = _written(sides, found)
+        left_out += missing
+        if some:
+            other_rows[kind] = some[:max_samples]
+    rows = pairs_of_prompts(kept, max_samples)
+    if not rows and not other_rows:
+        why = f" ({left_out} not_text: the base model's chat template cannot write them)" if left_out else ""
+        raise TrainingRefused(
+            f"expected at least one held-out pair or rated answer to evaluate on, found none{why}"
+        )
+    return rows, other_rows, left_out
+
+
+def _checked_prompts(rows: Sequence[Row], other_rows: Rows, agent: Agent) -> list[HeldOutPrompt]:
+    """The distinct prompts of the rows. Raises TrainingRefused for a row of another shape."""
+    try:
+        for number, (_, row) in enumerate(rows_scored(other_rows, agent)):
+            prompt_messages(row, number)
+            response_text(row, "completion", number)
+        return held_out_prompts({PAIRS: rows, **other_rows})
+    except ValueError as error:
+        raise TrainingRefused(str(error)) from error
+
+
+def _rival(
+    side: Measurable, against: LoadedPolicy | LinearSide | str, agent: Agent, options: Options | None
+) -> Measurable:
+    if not isinstance(against, str):
+        return side_of(against, agent, options)
+    if isinstance(side, LinearSide):
+        raise ValueError("a linear policy has no base: expected the base model loaded as `against`")
+    return dataclasses.replace(side, bare=True)
+
+
+def _references(
+    work: HeldOutWork, side: Measurable, own: Measured, rival: Measurable | None, other: Measured | None
+) -> tuple[Sequence[ResponseScore], Sequence[ResponseScore]]:
+    """Scores of the rated answers by the reference that either side was trained against; empty where none is rated."""
+    if not work.rated:
+        return (), ()
+    rows = [row for _, row in work.score_rows]
+    if isinstance(side, ModelSide) and side.is_base:
+        mine: Sequence[ResponseScore] = own.responses
+    elif isinstance(rival, ModelSide) and rival.bare and other is not None and not side.has_reference:
+        mine = other.responses
+    else:
+        mine = side.reference(rows)
+    if rival is None or other is None or rival.shares_reference(side):
+        return mine, mine
+    return mine, other.responses if rival.is_base else rival.reference(rows)
+
+
+class _Ticker:
+    """Count of the work items done, reported to `progress` with their total."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def __call__(self, items: int) -> None:
+        self.done += items
+        if self.progress is not None:
+            self.progress(self.done, self.total)
 
 
 def _answered(
@@ -302,3 +285,120 @@ def _answered(
             f"{side.name} has no recorded answer to any of the {len(prompts)} held-out prompts: compare with base"
         )
     return [prompt for prompt, _ in found], [answer for _, answer in found]
+
+
+# --- Right answers ------------------------------------------------------------------------------------------
+
+
+def known_kind(rows: Rows, agent: Agent) -> str:
+    """The kind of evidence that tells right answers from wrong ones; empty where none does."""
+    kinds = (KNOWN, *([CORRECTIONS] if agent.discrete else []), TESTS)
+    return next((kind for kind in kinds if rows.get(kind)), "")
+
+
+def known_unasked(
+    prompts: Sequence[HeldOutPrompt], rows: Rows, agent: Agent, asked: Sequence[HeldOutPrompt]
+) -> int:
+    """Prompts with a known right answer that no side is asked, because there are more than MAX_CHECKS."""
+    kind = known_kind(rows, agent)
+    if not kind or not asked:
+        return 0
+    keys = {prompt.key for prompt in held_out_prompts({kind: rows[kind]})} & {one.key for one in prompts}
+    return len(keys - {prompt.key for prompt in asked})
+
+
+def right_of_sides(
+    work: HeldOutWork,
+    policy: LoadedPolicy | LinearSide,
+    own: Measured,
+    other: Measured | None,
+    incumbent: AnswersOnly | str | None,
+    base: Beside | str | None,
+) -> dict[str, dict[str, Any]]:
+    """`policy`, `incumbent`, `base` -> share of the held-out prompts that it answered right; empty where no right
+    answer is known. A side that cannot be asked is left out.
+
+    other: the side compared with; `incumbent` and `base` are AGAINST where it is theirs. base: None for the policy's
+    own model without its adapter.
+    """
+    if not (kind := known_kind(work.others, work.agent)):
+        return {}
+    asked, places, check = work.checked(kind)
+
+    def of(side: Measured) -> list[Generation | None]:
+        return [side.answers[place] for place in places]
+
+    def answers_of(model: LoadedPolicy) -> list[Generation | None]:
+        states = [prompt.row.get("state") for prompt in asked]
+        return list(generate_answers(model, [prompt.messages for prompt in asked], work.agent, states=states))
+
+    sides = {"policy": of(own)}
+    if incumbent == AGAINST and other is not None:
+        sides["incumbent"] = of(other)
+    elif isinstance(incumbent, AnswersOnly):
+        sides["incumbent"] = incumbent.answers(asked)
+    if base == AGAINST and other is not None:
+        sides["base"] = of(other)
+    elif callable(base):
+        sides["base"] = answers_of(base())
+    elif isinstance(policy, LoadedPolicy) and policy.adapter is not None:
+        with policy.without_adapter():
+            sides["base"] = answers_of(policy)
+    shares = {}
+    for name, answers in sides.items():
+        answered = [
+            (prompt.row, one.text) for prompt, one in zip(asked, answers, strict=True) if one is not None
+        ]
+        values = check([row for row, _ in answered], [text for _, text in answered]) if answered else ()
+        known = [value for value in values if value is not None]
+        if known:
+            shares[name] = wilson_interval(sum(value >= 1 for value in known), len(known)).as_dict()
+    return shares
+
+
+def golden_check(
+    policy: LoadedPolicy | LinearSide, agent: Agent, cases: Sequence[Row]
+) -> list[dict[str, Any]]:
+    """Answer each {"name", "messages", "state"?, "accepted", "forbidden"} greedily and say whether it is right.
+
+    Right is an answer the agent can act on that does what one of `accepted` does (any, where there are none) and
+    nothing that `forbidden` lists.
+    """
+    states = [case.get("state") for case in cases]
+    answers = generate_answers(policy, [case["messages"] for case in cases], agent, states=states)
+    judge, found = AnswerJudge(agent, None), []
+    for case, answer in zip(cases, answers, strict=True):
+        why = judge.problem(HeldOutPrompt(list(case["messages"]), case), answer) or ""
+        if not why and case["accepted"] and not judge.does_one_of(answer.text, case["accepted"]):
+            why = "not one of the accepted answers"
+        if not why and judge.does_one_of(answer.text, case["forbidden"]):
+            why = "a forbidden answer"
+        found.append({"name": case["name"], "passed": not why, "answer": answer.text, "why": why})
+    return found
+
+
+def errors_of(work: HeldOutWork, side: Measured) -> list[dict[str, str]]:
+    """Sample errors, the gravest kind first: answers that are not valid, answers people rejected, wrong preferences,
+    and what is not valid only where it is written without the list it is chosen from."""
+    invalid, rejected, misses, strays = [], [], [], []
+
+    def error(messages: Sequence[Message], answer: str, expected: str, reason: str) -> dict[str, str]:
+        return {"prompt": messages[-1]["content"], "answer": answer, "expected": expected, "reason": reason}
+
+    for prompt, answer, problem in zip(work.prompts, side.answers, side.problems, strict=True):
+        said = prompt.messages, answer.text, prompt.expected
+        if problem is not None:
+            invalid.append(error(*said, f"not a valid answer: {problem}"))
+        elif work.judge.opinion(prompt, answer.text) == 0.0:
+            rejected.append(error(*said, "people rejected this answer"))
+    for number, (row, (good, bad)) in enumerate(zip(work.pairs, side.scores, strict=True)):
+        if not good.logp > bad.logp:
+            wrong, right = (response_text(row, one, number) for one in ("rejected", "chosen"))
+            reason = f"finds the rejected response {bad.logp - good.logp:.2f} nats more likely"
+            misses.append(error(prompt_messages(row, number), wrong, right, reason))
+    for number, answer in side.free_generations.items():
+        prompt = work.prompts[number]
+        if (problem := work.judge.problem(prompt, answer)) is not None:
+            reason = f"not valid as free text (served answers are chosen or within a schema): {problem}"
+            strays.append(error(prompt.messages, answer.text, side.answers[number].text, reason))
+    return [*invalid, *rejected, *misses, *strays][:MAX_ERRORS]

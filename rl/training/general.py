@@ -6,7 +6,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -14,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from packed_forward.logps import causal_model, collate, head_logits
 from rl.gates.report import GeneralAnswers
 from rl.training.encoding import EncodedResponse
-from rl.training.evaluate_answers import loops
+from rl.training.held_out import loops
 from rl.training.policy import LoadedPolicy, generate
 from rl.training.scoring import POSITIONS, distributions_kl, kl_next_token, response_states
 
@@ -219,7 +218,7 @@ class Rehearsal:
         order = random.Random(f"{self.seed} {step // steps}").sample(range(len(self.items)), len(self.items))
         return order[step % steps * self.rows :][: self.rows]
 
-    def loss(self, model: Any, step: int) -> torch.Tensor:
+    def loss(self, model: torch.nn.Module, step: int) -> torch.Tensor:
         """The weighted term of a step, differentiable."""
         drawn = self.drawn(step)
         model = causal_model(model)
@@ -235,7 +234,7 @@ class Rehearsal:
         return {name: tensor.to(device) for name, tensor in collate(items, self.pad_token_id).items()}
 
 
-def _distance(model: Any, own: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _distance(model: torch.nn.Module, own: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Sum over positions of KL(target || own) of hidden states [n, width]; the head is never trained."""
     with torch.no_grad():
         log_p = torch.log_softmax(head_logits(model, target).float(), -1)

@@ -12,9 +12,10 @@ from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 from trl.import_utils import is_vllm_available
 
+from rl.agents.base import Row
 from rl.recipes import GRPORecipe
 from rl.training.adapter_trainer import TrainRows, common_arguments
-from rl.training.encoding import prompt_messages, response_text
+from rl.training.chat_template import prompt_messages, response_text
 from rl.training.grpo_trainer import GroupTrainer, LoggedTrainer, OnlineTrainer
 from rl.training.loading import ADAPTER_FILES
 from rl.training.policy import LoadedPolicy
@@ -41,7 +42,7 @@ class GRPOTrainer(RewardedTrainer[GRPORecipe, Any]):
     def evaluated(self) -> str:  # type: ignore[override]
         return "eval_loss" if self.logged else "eval_reward"
 
-    def check(self, rows: Sequence[Any]) -> None:
+    def check(self, rows: Sequence[Row]) -> None:
         super().check(rows)
         if self.recipe.vllm != "off" and not is_vllm_available():
             raise TrainingRefused(
@@ -49,7 +50,7 @@ class GRPOTrainer(RewardedTrainer[GRPORecipe, Any]):
             )
 
     def encode(
-        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+        self, policy: LoadedPolicy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainRows[Any]:
         if self.logged:
             return self._encode_groups(policy, train_rows, eval_rows)
@@ -100,7 +101,7 @@ class GRPOTrainer(RewardedTrainer[GRPORecipe, Any]):
         return Dataset.from_dict({"prompt": [str(i % len(prompts.ids)) for i in range(size)]})
 
     def _encode_groups(
-        self, policy: LoadedPolicy, rows: Sequence[Any], eval_rows: Sequence[Any]
+        self, policy: LoadedPolicy, rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainRows[Any]:
         train, cut, left_out = self._groups(policy, rows)
         held_out, _, _ = self._groups(policy, eval_rows)
@@ -113,7 +114,7 @@ class GRPOTrainer(RewardedTrainer[GRPORecipe, Any]):
         return TrainRows(train, held_out, facts=train, samples=samples, truncated=cut, left_out=left_out)
 
     def _groups(
-        self, policy: LoadedPolicy, rows: Sequence[Any]
+        self, policy: LoadedPolicy, rows: Sequence[Row]
     ) -> tuple[list[dict[str, Any]], dict[str, int], dict[str, int]]:
         """Token rows {"prompt_ids", "answers", "rewards"} of groups that can teach, what was cut, what left out."""
         items, rewards = [], []
@@ -183,12 +184,12 @@ class GRPOTrainer(RewardedTrainer[GRPORecipe, Any]):
         )
 
 
-def _no_reward(**_: Any) -> list[float]:
+def _no_reward(**_: object) -> list[float]:
     """TRL wants a reward function; logged groups come with their rewards."""
     raise AssertionError("logged groups are not rewarded again")
 
 
-def last_good_restore(trainer: Any, output_dir: Path, reason: str) -> int:
+def last_good_restore(trainer: OnlineTrainer, output_dir: Path, reason: str) -> int:
     """Put the newest checkpoint's adapter, from before a run diverged, back into its model; returns its step.
 
     Raises TrainingFailed where there is none.

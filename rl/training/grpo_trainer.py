@@ -12,7 +12,7 @@ import transformers
 import trl
 from accelerate.utils import gather_object
 from torch.nn import functional
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import pad, split_tensor_dict, use_adapter
 
@@ -21,19 +21,27 @@ from packed_forward.packing import pack
 from packed_forward.selection import StrategyChoice
 from packed_forward.strategies import Strategy
 from packed_forward.trl_forward import is_sharded
+from rl.agents.base import Row
 from rl.recipes import BASE, GRPORecipe
-from rl.rewards.engine import group_advantages
+from rl.rewards.base import group_advantages
 from rl.training.constrained_generation import AnswerForms, Sampling, generate_tokens
 from rl.training.encoding import EncodedResponse
 from rl.training.policy import LoadedPolicy
 from rl.training.ppo_formulas import kl_k3
 from rl.training.result import TrainingRefused
 from rl.training.rewarding import Judge, Prompts, answer_forms, rewards_probe, valid_share
-from rl.training.rollout import Rollout, draw_seed, responses_cut, rollout_of, sample_responses
+from rl.training.rollout import (
+    Rollout,
+    Watch,
+    draw_seed,
+    repetition_of,
+    responses_cut,
+    rollout_of,
+    sample_responses,
+)
 from rl.training.run import RunContext
 from rl.training.scoring import kl_encoded
 from rl.training.trl_trainer import TokenizedTrainerMixin, forward_settle, strategy_apply, trainer_settle
-from rl.training.watch import Watch, repetition_of
 
 Tensors = dict[str, Any]
 
@@ -79,14 +87,14 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(
         self,
-        model: Any,
+        model: torch.nn.Module,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,
         batch_size: int | None = None,
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
-        **others: Any,
+        **others: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """TRL's, each [N, logits_to_keep]: of N rows, prompt padded on the left and answer on the right, those of one
         prompt share its computation, and equal answers share all of it."""
@@ -124,7 +132,11 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
         return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
 
     def _constrained_logps(
-        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int
+        self,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
         """The same by the stock forward, among the tokens that each answer was sampled among."""
         labels = input_ids.masked_fill(~attention_mask.bool(), -100)
@@ -140,7 +152,7 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
             )
         return out.log_probs[:, -logits_to_keep:], out.entropy[:, -logits_to_keep:], None
 
-    def _compute_loss(self, model: Any, inputs: Tensors) -> torch.Tensor:
+    def _compute_loss(self, model: torch.nn.Module, inputs: Tensors) -> torch.Tensor:
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         self.loss_check(loss, f" or raise beta (now {self.beta:g})")
         kl = self._metrics["train" if self.model.training else "eval"].get("kl")
@@ -153,7 +165,7 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
         """As of the others; a run that has diverged was not stopped."""
         return super().was_stopped and not self.watch.reason
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         if not self.watch.bad:  # what is kept is what a diverged run goes back to
             super()._save_checkpoint(model, trial)
 
@@ -178,7 +190,7 @@ class OnlineTrainer(GroupTrainer):
     """Groups that the policy samples itself, judged as they come."""
 
     def __init__(
-        self, *args: Any, prompts: Prompts, eval_prompts: Prompts, judge: Judge, **kwargs: Any
+        self, *args: object, prompts: Prompts, eval_prompts: Prompts, judge: Judge, **kwargs: object
     ) -> None:
         self.prompts, self.eval_prompts, self.judge = prompts, eval_prompts, judge
         super().__init__(*args, reward_funcs=[self.reward], **kwargs)
@@ -201,7 +213,7 @@ class OnlineTrainer(GroupTrainer):
         return [r.item for r in self._answers([ids[-1], ids[0]], 2, self._generator("probe", 0))]
 
     def reward(
-        self, prompts: Sequence[str], completion_ids: Sequence[list[int]], log_metric: Any, **_: Any
+        self, prompts: Sequence[str], completion_ids: Sequence[list[int]], log_metric: Any, **_: object
     ) -> list[float]:
         """TRL's reward function: what the judge says, less the penalty for not ending; a prompt is its number."""
         rollouts = [
@@ -241,7 +253,7 @@ class OnlineTrainer(GroupTrainer):
         images: Any,
         multimodal_fields: Any,
         num_generations: int,
-        *args: Any,
+        *args: object,
     ) -> Any:
         """Answers to prompts that stand repeated side by side: each is computed once for all its answers."""
         if self.use_vllm:
@@ -340,7 +352,9 @@ class _Watcher(TrainerCallback):
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: object, state: TrainerState, control: TrainerControl, logs: Any = None, **_: object
+    ) -> None:
         row = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
         if "loss" not in row:
             return
@@ -357,23 +371,23 @@ class _Evaluator(TrainerCallback):
     def __init__(self, trainer: OnlineTrainer, every: int) -> None:
         self.trainer, self.every, self.last = trainer, every, -1
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         due = not state.global_step or (self.every and state.global_step % self.every == 0)
         known = any(row["step"] == state.global_step for row in state.log_history if "eval_reward" in row)
         if due and not known:  # a resumed run may have been stopped in it
             self._evaluate(state)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.every and state.global_step % self.every == 0:
             due = control.should_log
             self._evaluate(state)
             control.should_log = due  # whoever logs takes it back, and the step's own row would be missing
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         if state.global_step != self.last and state.global_step >= state.max_steps:
             self._evaluate(state)
 
-    def _evaluate(self, state: Any) -> None:
+    def _evaluate(self, state: TrainerState) -> None:
         self.last = state.global_step
         with self.trainer.interruptible():
             self.trainer.evaluate_rewards()
@@ -394,13 +408,13 @@ class LoggedTrainer(GroupTrainer):
     """[N, T] of the newest forward: of the policy, in the loss."""
 
     def _get_per_token_logps_and_entropies(
-        self, *args: Any, **others: Any
+        self, *args: object, **others: object
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         found = super()._get_per_token_logps_and_entropies(*args, **others)
         self._logps = found[0].detach()
         return found
 
-    def _compute_loss(self, model: Any, inputs: Tensors) -> torch.Tensor:
+    def _compute_loss(self, model: torch.nn.Module, inputs: Tensors) -> torch.Tensor:
         loss = super()._compute_loss(model, inputs)
         kl = self._metrics["train" if self.model.training else "eval"].get("kl")
         if kl:
@@ -411,7 +425,7 @@ class LoggedTrainer(GroupTrainer):
             kl[-1] = float(self.accelerator.gather(torch.where(mask, distance, 0).sum(1)).mean())
         return loss
 
-    def get_train_dataloader(self) -> Any:
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
@@ -420,10 +434,10 @@ class LoggedTrainer(GroupTrainer):
             is_training=True,
         )
 
-    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+    def _get_eval_sampler(self, eval_dataset: object) -> torch.utils.data.Sampler:
         return torch.utils.data.SequentialSampler(eval_dataset)
 
-    def _prepare_inputs(self, rows: Sequence[Mapping[str, Any]]) -> Tensors:
+    def _prepare_inputs(self, rows: Sequence[Row]) -> Tensors:
         """TRL's batch of N rows out of groups of any sizes."""
         flat = [
             (row["prompt_ids"], answer, advantage)

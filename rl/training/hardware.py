@@ -56,8 +56,6 @@ class Hardware:
     """For products on a CPU; 0 leaves PyTorch's own number."""
     physical_cores: int = 0
     """Of `cores`, those that are not the second thread of another."""
-    instruction_sets: list[str] = field(default_factory=list)
-    """Of the CPU, those that matter for products of matrices."""
     gpus: list[dict[str, Any]] = field(default_factory=list)
     """Every accelerator that was seen: name, kind (cuda, rocm, mps), memory_gb, capability."""
 
@@ -149,7 +147,6 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
         profile=profile,
         threads=threads,
         physical_cores=cores_physical(),
-        instruction_sets=list(instruction_sets()),
         gpus=cards,
     )
 
@@ -307,30 +304,6 @@ def measure_products(rows: int = 512, width: int = 512, budget_s: float = 0.15) 
 GB = 1e9
 """Bytes; decimal, so that a card sold as 24 GB counts as 24."""
 
-INSTRUCTIONS = (
-    "sse4_2",
-    "avx",
-    "avx2",
-    "fma",
-    "f16c",
-    "avx_vnni",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_bf16",
-    "amx_int8",
-    "asimd",
-    "asimdhp",
-    "asimddp",
-    "sve",
-    "sve2",
-    "bf16",
-    "svebf16",
-    "i8mm",
-)
-"""Instruction sets that matter for products of matrices, as the kernel calls them."""
-
 CPUINFO = Path("/proc/cpuinfo")
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CFS = Path("/sys/fs/cgroup/cpu")
@@ -338,30 +311,12 @@ CFS = Path("/sys/fs/cgroup/cpu")
 
 def cpu_model() -> str:
     """The processor's own name, as far as the system tells it."""
-    for line in _cpuinfo():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def instruction_sets() -> tuple[str, ...]:
-    """Instruction sets among INSTRUCTIONS that the processor has; elsewhere than on Linux what PyTorch was
-    built to find."""
-    for line in _cpuinfo():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            found = set(value.split())
-            return tuple(name for name in INSTRUCTIONS if name in found)
-    import torch
-
-    return (str(torch.backends.cpu.get_cpu_capability()).lower(),)
-
-
-def _cpuinfo() -> list[str]:
     try:
-        return CPUINFO.read_text("utf-8", errors="replace").splitlines()
+        lines = CPUINFO.read_text("utf-8", errors="replace").splitlines()
     except OSError:
-        return []  # not Linux
+        lines = []  # not Linux
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
 
 
 def cores_usable() -> int:

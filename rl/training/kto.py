@@ -15,9 +15,11 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
 from packed_forward.packing import completion_batch, pack
 from packed_forward.strategies import Strategy
+from rl.agents.base import Row
 from rl.recipes import KTORecipe
 from rl.training.adapter_trainer import TrainRows, common_arguments
-from rl.training.encoding import EMPTY, EncodedResponse, Encoder, LeftOut, reasoning_check
+from rl.training.chat_template import LeftOut
+from rl.training.encoding import EMPTY, EncodedResponse, Encoder, reasoning_check
 from rl.training.policy import LoadedPolicy
 from rl.training.preference import PreferenceTrainer
 from rl.training.result import TrainingRefused
@@ -49,7 +51,7 @@ def kto_weights(good: int, bad: int) -> tuple[float, float]:
 
 
 def labels_encoded(
-    encoder: Encoder, rows: Sequence[Any], recipe: KTORecipe, *, needed: bool = True
+    encoder: Encoder, rows: Sequence[Row], recipe: KTORecipe, *, needed: bool = True
 ) -> tuple[list[tuple[EncodedResponse, bool]], LeftOut]:
     """Responses as tokens with whether each was good, and what was left out. Raises TrainingRefused where rows that are
     `needed` do not leave both kinds."""
@@ -88,12 +90,12 @@ class KTOTrainer(PreferenceTrainer[KTORecipe, Labelled]):
     weights = (1.0, 1.0)
     """Weights of good and of bad responses, from how many of each are trained on."""
 
-    def check(self, rows: Sequence[Any]) -> None:
+    def check(self, rows: Sequence[Row]) -> None:
         good = sum(bool(row.get("label")) for row in rows)
         kto_weights(good, len(rows) - good)
 
     def encode(
-        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+        self, policy: LoadedPolicy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainRows[Labelled]:
         self.judged = train_rows
         items, left_out = labels_encoded(policy.encoder, train_rows, self.recipe)
@@ -242,12 +244,14 @@ class _KTOTrainer(TokenizedTrainerMixin, trl.KTOTrainer):
                 figures.pop("kl", None)
         super().log(logs, start_time)
 
-    def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
+    def _compute_kl_logps(self, model: torch.nn.Module, batch: dict[str, Any]) -> Any:
         return (
             super()._compute_kl_logps(model, batch) if self._mismatch_logps is None else self._mismatch_logps
         )
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+    def _compute_loss(
+        self, model: torch.nn.Module, inputs: dict[str, Any], return_outputs: bool
+    ) -> torch.Tensor:
         if "packed" in inputs:
             # one forward for what TRL computes in two; its loss is given what it would have computed
             count = len(inputs["label"])
@@ -270,7 +274,7 @@ class _KTOTrainer(TokenizedTrainerMixin, trl.KTOTrainer):
         self.loss_check(loss, f" or raise beta (now {self.beta:g})")
         return (loss, *rest) if return_outputs else loss
 
-    def _record_logps(self, model: Any) -> Any:
+    def _record_logps(self, model: torch.nn.Module) -> Any:
         """The model, whose newest log-probabilities are kept for the losses that TRL does not have: those of the
         mismatched responses come first."""
 
@@ -299,6 +303,6 @@ def likelihood_loss(log_probs: torch.Tensor, mask: torch.Tensor, label: torch.Te
     return -log_probs[good].sum() / tokens.clamp(min=1)
 
 
-def _model_with_outputs(output: Any, **_: Any) -> Any:
+def _model_with_outputs(output: Any, **_: object) -> Any:
     """Model whose forward pass was computed already: gives its outputs again."""
     return output

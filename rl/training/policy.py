@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from safetensors import SafetensorError
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from packed_forward.logps import causal_model
@@ -25,7 +23,7 @@ from packed_forward.row_cache import RowCache, row_key
 from packed_forward.selftest_cache import SelftestCache
 from rl.agents.base import Message
 from rl.chat_templates import template_read
-from rl.checksums import TEMPLATE_FILES, base_files, base_hash, sums_write
+from rl.checksums import base_files, base_hash
 from rl.decoding.constraint import Constraint, GrammarVocabulary, SchemaRefused
 from rl.recipes import Recipe
 from rl.training.constrained_generation import (
@@ -42,10 +40,9 @@ from rl.training.encoding import Encoder, batches_within
 from rl.training.hardware import Hardware, cpu_model, detect
 from rl.training.loading import (
     ADAPTER_FILES,
-    FACTS,
     PolicyLoadError,
+    adapter_check,
     adapter_read,
-    base_check,
     config_load,
     encoder_made,
     four_bit,
@@ -59,9 +56,9 @@ from rl.training.loading import (
 class LoadedPolicy:
     """A model ready to score and to answer, on its device."""
 
-    model: Any
+    model: torch.nn.Module
     """A transformers causal model, or a PeftModel around one."""
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     encoder: Encoder
     base_model: str
     """Base model as it was named: `bundled`, a hub name or a path."""
@@ -364,7 +361,9 @@ def _generated(
     return found
 
 
-def _generation(tokenizer: Any, tokens: list[int], stop: set[int], *, unforced: bool) -> Generation:
+def _generation(
+    tokenizer: PreTrainedTokenizerBase, tokens: list[int], stop: set[int], *, unforced: bool
+) -> Generation:
     end = next((i for i, token in enumerate(tokens) if token in stop), None)
     answer_tokens = tokens if end is None else tokens[:end]
     text = tokenizer.decode(answer_tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -384,7 +383,7 @@ def matmul(hardware: Hardware) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def lora_config(recipe: Recipe, model: Any) -> LoraConfig:
+def lora_config(recipe: Recipe, model: torch.nn.Module) -> LoraConfig:
     """LoRA on every linear layer except the output head; GPT-2's transposed Conv1D counts as linear.
 
     At rank 0, full fine-tuning, a copy of every module with weights of its own, embeddings and head excepted: PEFT
@@ -407,7 +406,7 @@ def lora_config(recipe: Recipe, model: Any) -> LoraConfig:
     )
 
 
-def trained_whole(model: Any) -> list[str]:
+def trained_whole(model: torch.nn.Module) -> list[str]:
     """Names of the modules that full fine-tuning trains: those with weights of their own but embeddings and head."""
     head = model.get_output_embeddings()
     found = {
@@ -420,90 +419,7 @@ def trained_whole(model: Any) -> list[str]:
     return sorted(found)
 
 
-_CARD = """---
-library_name: peft
-base_model: {base_model}
-tags: [ratchet, preference-learning, lora]
----
-# LoRA adapter for {purpose}
-
-- base model: `{base_model}` ({base_model_hash})
-- trained with: {method}
-
-A checkpoint of a training run. It is not evaluated: its figures, data and limits stand in the card of the policy it
-becomes.
-"""
-
-
-def adapter_save(
-    policy: LoadedPolicy,
-    path: str | Path,
-    *,
-    agent: str = "",
-    method: str = "",
-    weights: dict[str, Any] | None = None,
-) -> Path:
-    """Write adapter, tokenizer and ratchet.json into `path`, whole or not at all; an older one there is replaced.
-
-    `weights`: the model's, where its own are spread over several processes.
-    """
-    if not isinstance(policy.model, PeftModel):
-        raise ValueError("expected a policy with an adapter to save, found a base model alone")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    shutil.rmtree(half, ignore_errors=True)
-    try:
-        policy.model.save_pretrained(half, selected_adapters=["default"], state_dict=weights)
-        adapter_describe(policy, half, agent=agent, method=method)
-        if path.exists():
-            shutil.rmtree(path)
-        half.replace(path)
-    finally:
-        shutil.rmtree(half, ignore_errors=True)
-    return path
-
-
-def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", method: str = "") -> None:
-    """Make a directory with a PEFT adapter complete: tokenizer, chat template, ratchet.json and a model card.
-
-    The card replaces PEFT's template; neither it nor adapter_config.json names the path of the base model on this
-    machine, but the base as it was asked for. The registry writes a fuller card once the adapter is a policy
-    (`rl.registry.model_card`).
-    """
-    config = path / "adapter_config.json"
-    if config.is_file():
-        named = json.loads(config.read_text("utf-8")) | {"base_model_name_or_path": policy.base_model}
-        config.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
-    policy.tokenizer.save_pretrained(path)
-    facts = {
-        "base_model": policy.base_model,
-        "base_model_hash": policy.base_model_hash,
-        "base_files": policy.base_files,
-        "agent": agent,
-        "method": method,
-        "trained_on": policy.quantization,
-    }
-    (path / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    (path / "README.md").write_text(
-        _CARD.format(**facts, purpose=f"agent `{agent}`" if agent else "no agent"), "utf-8"
-    )
-    templates = [str(file.relative_to(path)) for name in TEMPLATE_FILES for file in path.glob(name)]
-    sums_write(path, [*ADAPTER_FILES, *templates])
-
-
-def adapter_check(policy: LoadedPolicy, path: Path, facts: dict[str, Any]) -> None:
-    """Raises PolicyLoadError for an adapter of another base than the one that is loaded."""
-    expected = facts.get("base_model_hash")
-    if expected:
-        base_check(f"the adapter {path}", facts, policy.base_model, policy.base_model_hash, policy.base_files)
-    if not expected:
-        policy.notes.append(
-            f"{path.name} has no {FACTS}: whether it belongs to this base could not be checked"
-        )
-
-
-def _with_adapter(policy: LoadedPolicy, path: Path, facts: dict[str, Any], trainable: bool) -> Any:
+def _with_adapter(policy: LoadedPolicy, path: Path, facts: dict[str, Any], trainable: bool) -> PeftModel:
     adapter_check(policy, path, facts)
     try:
         return PeftModel.from_pretrained(policy.model, path, is_trainable=trainable, use_safetensors=True)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import get_scheduler
 
+from rl.agents.base import Row
 from rl.recipes import BASE, PPORecipe
 from rl.training.adapter_trainer import Outcome, TrainRows
 from rl.training.constrained_generation import Sampling
@@ -35,7 +36,7 @@ from rl.training.rewarding import (
     rewards_probe,
     valid_share,
 )
-from rl.training.rollout import Rollout, VllmServer, draw_seed, sample_responses
+from rl.training.rollout import Rollout, VllmServer, Watch, draw_seed, repetition_of, sample_responses
 from rl.training.run import base_load, failures_explained
 from rl.training.shared_base import (
     POLICY,
@@ -47,7 +48,6 @@ from rl.training.shared_base import (
     checkpoint_write,
 )
 from rl.training.trl_trainer import TRAINING, is_over, limit_reason
-from rl.training.watch import Watch, repetition_of
 
 PPOConfig = PPORecipe
 """The recipe by the name that other trainers of this method give theirs."""
@@ -70,7 +70,7 @@ class PPOTrainer(RewardedTrainer[PPORecipe, Prompts]):
         return self.policy
 
     def encode(
-        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+        self, policy: LoadedPolicy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainRows[Prompts]:
         self.base = SharedBase(policy, self.recipe)
         self.context.note_all(self.base.notes)

@@ -13,21 +13,23 @@ import dataclasses
 import gc
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 from accelerate import PartialState
+from transformers import TrainingArguments
 
 from packed_forward.row_cache import RowCache
+from rl.agents.base import Row
 from rl.recipes import BASE, AdapterRecipe, SFTRecipe
 from rl.recipes.base import DROP
 from rl.training.adapter_trainer import AdapterTrainer, Outcome, SplitT, TrainRows
 from rl.training.encoding import EncodedResponse
 from rl.training.loading import ADAPTER_FILES
 from rl.training.policy import REFERENCE, LoadedPolicy, load_policy
-from rl.training.result import Silent, TrainListener
+from rl.training.result import Forwarding
 from rl.training.run import RecipeT, RunContext, RunOptions, reference_cache
 from rl.training.sft import SFTTrainer
 from rl.training.trl_trainer import TRAINING
@@ -36,7 +38,7 @@ from rl.training.trl_trainer import TRAINING
 class PreferenceTrainer(AdapterTrainer[RecipeT, SplitT]):
     """A training whose loss has a reference."""
 
-    judged: Sequence[Mapping[str, Any]] = ()
+    judged: Sequence[Row] = ()
     """The responses that were judged, which a warm-up shows: rows {"prompt", "completion"}."""
 
     def __init__(self, recipe: RecipeT, base_model: str = "bundled", **options: Unpack[RunOptions]) -> None:
@@ -55,7 +57,7 @@ class PreferenceTrainer(AdapterTrainer[RecipeT, SplitT]):
         return recipe if self.warm_up is None else self.warm_up.start_recipe(recipe)
 
     def reference(
-        self, policy: LoadedPolicy, arguments: Any, items: Sequence[EncodedResponse]
+        self, policy: LoadedPolicy, arguments: TrainingArguments, items: Sequence[EncodedResponse]
     ) -> list[float]:
         """Log-probabilities under the reference, nats: the base, or its warm-up until that is released."""
         cache = reference_cache(self.context)
@@ -64,7 +66,7 @@ class PreferenceTrainer(AdapterTrainer[RecipeT, SplitT]):
             policy, cache = self.warm_up.reference, self.warm_up.cache
         return self.reference_logps(policy, arguments, items, cache)
 
-    def trl_arguments(self, policy: LoadedPolicy, arguments: Any) -> dict[str, Any]:
+    def trl_arguments(self, policy: LoadedPolicy, arguments: TrainingArguments) -> dict[str, Any]:
         if self.warm_up is not None:
             self.warm_up.release()  # the rows of both splits are made
         return super().trl_arguments(policy, arguments)
@@ -106,7 +108,7 @@ class WarmUp:
         )
 
 
-def warm_up(context: RunContext[Any], rows: Sequence[Mapping[str, Any]]) -> WarmUp | None:
+def warm_up(context: RunContext[Any], rows: Sequence[Row]) -> WarmUp | None:
     """Fine-tune the base on the responses of `rows` ({"prompt", "completion"}) for the recipe's `warm_up_steps`, or
     take what an interrupted run has finished; None where the recipe asks for none.
 
@@ -161,26 +163,14 @@ def warm_up(context: RunContext[Any], rows: Sequence[Mapping[str, Any]]) -> Warm
     return WarmUp(reference, adapter, note, RowCache(folder / "reference.sqlite3"))
 
 
-class _WarmUpListener(Silent):
+class _WarmUpListener(Forwarding):
     """Passes a warm-up's phases and steps on as phases of its run, whose own steps and metrics come later."""
-
-    def __init__(self, listener: TrainListener) -> None:
-        self.listener = listener
 
     def on_step(self, step: int, total: int) -> None:
         self.listener.on_phase(PHASE, step, total)
 
     def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        self.listener.on_phase(PHASE if name == TRAINING else f"{PHASE}, {name}", done, total)
-
-    def should_stop(self) -> bool:
-        return self.listener.should_stop()
-
-    def hold(self) -> None:
-        self.listener.hold()
-
-    def release(self) -> None:
-        self.listener.release()
+        super().on_phase(PHASE if name == TRAINING else f"{PHASE}, {name}", done, total)
 
 
 def _deadline(context: RunContext[Any]) -> float | None:

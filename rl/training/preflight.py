@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,16 @@ from typing import Any
 from peft import PeftModel
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import distributed
+from transformers import Trainer
 
 from packed_forward.row_cache import RowCache
 from rl.agents import get_agent
-from rl.agents.base import Agent, InvalidResponse
+from rl.agents.base import Agent, InvalidResponse, Row
 from rl.recipes import BASE, DPORecipe, KTORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.rewards.rows import INSIST
 from rl.statistics import wilson_interval
-from rl.training.encoding import Encoder, prompt_messages, rows_writable
+from rl.training.chat_template import prompt_messages
+from rl.training.encoding import Encoder, rows_writable
 from rl.training.hardware import Hardware
 from rl.training.loading import load_encoder
 from rl.training.policy import TOKENS, LoadedPolicy, generate, load_policy
@@ -111,7 +113,7 @@ def answer_check_of(
 
 def answers_check(
     policy: LoadedPolicy,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     agent: str,
     *,
     within: bool = False,
@@ -145,7 +147,7 @@ def answers_check(
     )
 
 
-def _room(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent: Agent) -> int:
+def _room(policy: LoadedPolicy, rows: Sequence[Row], agent: Agent) -> int:
     """Tokens that an answer is given: what its agent allows, or twice the longest answer that was recorded."""
     recorded = [row[side] for row in rows for side in ("completion", "chosen", "rejected") if side in row]
     if not recorded or not all(isinstance(said, str) for said in recorded):
@@ -154,7 +156,7 @@ def _room(policy: LoadedPolicy, rows: Sequence[Mapping[str, Any]], agent: Agent)
     return min(agent.max_new_tokens, max(LEAST_ROOM, 2 * longest))
 
 
-def _has_options(agent: Agent, state: Any) -> bool:
+def _has_options(agent: Agent, state: object) -> bool:
     """True if the agent chooses among listed responses in this state, or among the same few in any."""
     return bool(agent.choices(state))
 
@@ -256,7 +258,7 @@ def start_policy(policy: LoadedPolicy, recipe: Recipe) -> Iterator[LoadedPolicy]
 
 def base_check(
     base_model: str,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     *,
     agent: str,
     hardware: Hardware,
@@ -281,7 +283,7 @@ def base_check(
 def plan_check(
     base: MeasuredBase,
     recipe: Recipe,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     *,
     agent: str,
     phase: Callable[[str], None],
@@ -319,8 +321,8 @@ def plan_check(
 def tokens_check(
     base_model: str,
     recipe: Recipe,
-    rows: Sequence[Mapping[str, Any]],
-    eval_rows: Sequence[Mapping[str, Any]] = (),
+    rows: Sequence[Row],
+    eval_rows: Sequence[Row] = (),
     cache_dir: Path | None = None,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Rows of each split that are left once they are tokens, and why others of the train split are not, by the code
@@ -346,19 +348,19 @@ def _counter(recipe: Any) -> Callable[[Encoder, Sequence[Any], bool], tuple[int,
     from rl.training.kto import labels_encoded
     from rl.training.sft import demonstrations_encoded
 
-    def pairs(encoder: Encoder, rows: Sequence[Any], needed: bool) -> tuple[int, dict[str, int]]:
+    def pairs(encoder: Encoder, rows: Sequence[Row], needed: bool) -> tuple[int, dict[str, int]]:
         found = pairs_encoded(encoder, rows, recipe, needed=needed)
         return len(found.rows), found.left_out.counts
 
-    def labels(encoder: Encoder, rows: Sequence[Any], needed: bool) -> tuple[int, dict[str, int]]:
+    def labels(encoder: Encoder, rows: Sequence[Row], needed: bool) -> tuple[int, dict[str, int]]:
         items, left_out = labels_encoded(encoder, rows, recipe, needed=needed)
         return len(items), left_out.counts
 
-    def demonstrations(encoder: Encoder, rows: Sequence[Any], needed: bool) -> tuple[int, dict[str, int]]:
+    def demonstrations(encoder: Encoder, rows: Sequence[Row], needed: bool) -> tuple[int, dict[str, int]]:
         found = demonstrations_encoded(encoder, rows, recipe, needed=needed)
         return len(found.items), found.left_out.counts
 
-    def written(encoder: Encoder, rows: Sequence[Any], needed: bool) -> tuple[int, dict[str, int]]:
+    def written(encoder: Encoder, rows: Sequence[Row], needed: bool) -> tuple[int, dict[str, int]]:
         kept, left_out = rows_writable(encoder, rows, needed=needed)
         return len(kept), left_out.counts
 
@@ -367,10 +369,10 @@ def _counter(recipe: Any) -> Callable[[Encoder, Sequence[Any], bool], tuple[int,
 
 
 def train_with_checks(
-    trainer: Any,
+    trainer: Trainer,
     recipe: Recipe,
-    rows: Sequence[Mapping[str, Any]],
-    eval_rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
+    eval_rows: Sequence[Row],
     *,
     agent: str,
     listener: TrainListener,

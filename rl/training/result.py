@@ -9,11 +9,11 @@ import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from rl.checksums import file_sum
-
-STATUSES = ("succeeded", "cancelled")
 
 
 class TrainingRefused(ValueError):
@@ -34,7 +34,7 @@ class TrainResult:
 
     method: str
     """`dpo`, `kto`, ..."""
-    status: str
+    status: Literal["succeeded", "cancelled"]
     """`succeeded` or `cancelled` (stopped on request, with a checkpoint to resume from)."""
     checkpoint: str
     """Adapter directory: the final one, or the last checkpoint of a cancelled run."""
@@ -104,60 +104,40 @@ class TrainResult:
             raise ResultError(
                 f"expected a training result at {path}, found none ({error.strerror})"
             ) from error
-        except UnicodeDecodeError as error:
+        except ValueError as error:
             raise ResultError(
-                f"expected a training result (JSON) at {path}, found bytes that are not UTF-8"
+                f"expected a training result (JSON) at {path}, found other bytes: {error}; if its run was killed "
+                "while writing, resume the run to write it again"
             ) from error
-        except json.JSONDecodeError as error:
+        if isinstance(body, dict):
+            body = body | {"history": _with_gaps(body.get("history", {}))}
+            if isinstance(metrics := body.get("metrics"), dict):
+                body["metrics"] = {name: value for name, value in metrics.items() if value is not None}
+        try:
+            return TypeAdapter(cls).validate_python(body)
+        except ValidationError as invalid:
+            fault = invalid.errors()[0]
+            where = ".".join(map(str, fault["loc"])) or "the file"
             raise ResultError(
-                f"expected a training result (JSON) at {path}, found broken JSON: {error.msg} in line {error.lineno}; "
-                f"if its run was killed while writing, resume the run to write it again"
-            ) from error
-        if not isinstance(body, dict):
-            raise ResultError(f"expected a training result at {path}, found a JSON {type(body).__name__}")
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        required = [
-            name
-            for name, f in fields.items()
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        ]
-        missing = [name for name in required if name not in body]
-        if missing:
-            raise ResultError(
-                f"expected a training result at {path}, found JSON without {', '.join(missing)}: "
-                f"is this another kind of file?"
-            )
-        for name in (
-            "samples",
-            "truncated",
-            "left_out",
-            "metrics",
-            "history",
-            "recipe",
-            "hardware",
-            "libraries",
-            "preflight",
-        ):
-            if not isinstance(body.get(name, {}), dict):
-                raise ResultError(
-                    f"expected {name} to be an object in {path}, found {type(body[name]).__name__}"
-                )
-        if body["status"] not in STATUSES:
-            raise ResultError(f"expected status {' or '.join(STATUSES)} in {path}, found {body['status']!r}")
-        known = {name: value for name, value in body.items() if name in fields}
-        for curve, values in known.get("history", {}).items():
-            known["history"][curve] = [math.nan if value is None else value for value in values]
-        known["metrics"] = {
-            name: math.nan if value is None else value for name, value in known.get("metrics", {}).items()
-        }
-        return cls(**known)
+                f"expected a training result at {path}, found another file: {where}: {fault['msg']}"
+            ) from invalid
 
     def plot(self, path: str | Path) -> Path:
         """Draw loss, reward accuracy, margins and KL over the steps into one figure (PNG, SVG or PDF by its suffix)."""
         return _plot(self, Path(path))
 
 
-def _finite(value: Any) -> Any:
+def _with_gaps(history: object) -> object:
+    """Curves with NaN where JSON has null."""
+    if not isinstance(history, dict):
+        return history
+    curves = {name: values for name, values in history.items() if isinstance(values, list)}
+    return history | {
+        name: [math.nan if value is None else value for value in values] for name, values in curves.items()
+    }
+
+
+def _finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -373,6 +353,25 @@ class Silent:
     def hold(self) -> None: ...
 
     def release(self) -> None: ...
+
+
+class Forwarding(Silent):
+    """A TrainListener for a part of a run: requests to stop come from the run's own, and so do holds."""
+
+    def __init__(self, listener: TrainListener) -> None:
+        self.listener = listener
+
+    def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
+        self.listener.on_phase(name, done, total)
+
+    def should_stop(self) -> bool:
+        return self.listener.should_stop()
+
+    def hold(self) -> None:
+        self.listener.hold()
+
+    def release(self) -> None:
+        self.listener.release()
 
 
 def checkpoint_seal(path: Path) -> None:

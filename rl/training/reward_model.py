@@ -20,6 +20,7 @@ from accelerate.utils import send_to_device
 from datasets import Dataset
 from peft import LoraConfig, TaskType, get_peft_model
 from torch.nn import functional
+from transformers import TrainingArguments
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from packed_forward.forward import packed_hidden, strategy_of
@@ -27,12 +28,14 @@ from packed_forward.logps import causal_model
 from packed_forward.packing import PackedBatch, completion_with_end, pack
 from packed_forward.selftest import install
 from packed_forward.strategies import Strategy
+from rl.agents.base import Row
 from rl.checksums import base_hash
 from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
 from rl.recipes.reward_model import AUTO, CAUSAL, FACTS, LINEAR
 from rl.training.adapter_trainer import AdapterTrainer, Outcome, TrainRows, common_arguments, rows_ordered
-from rl.training.encoding import EncodedResponse, LeftOut, rows_writable
+from rl.training.chat_template import LeftOut
+from rl.training.encoding import EncodedResponse, Encoder, rows_writable
 from rl.training.hardware import Hardware
 from rl.training.loading import load_encoder, model_located
 from rl.training.policy import LoadedPolicy, lora_config
@@ -54,11 +57,11 @@ SCALE_ROWS = 256
 
 
 def train_reward_model(
-    rows: Sequence[Any],
+    rows: Sequence[Row],
     config: RewardModelConfig | None = None,
     *,
     output_dir: str | Path,
-    eval_rows: Sequence[Any] = (),
+    eval_rows: Sequence[Row] = (),
     base_model: str = "bundled",
     agent: str = "",
     hardware: Hardware | None = None,
@@ -104,7 +107,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
             )
         return self.policy
 
-    def check(self, rows: Sequence[Any]) -> None:
+    def check(self, rows: Sequence[Row]) -> None:
         if not rows:
             raise TrainingRefused(
                 f"expected at least one row of {self.recipe.objective} feedback, found none"
@@ -199,7 +202,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
         return ranked_share(scores, self._targets(rows), prompts)
 
     def encode(
-        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+        self, policy: LoadedPolicy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainRows[list[dict[str, Any]]]:
         train, held_out = (self._encode(policy.encoder, rows) for rows in (train_rows, eval_rows))
         return TrainRows(
@@ -217,7 +220,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
         )
 
     def build(
-        self, policy: LoadedPolicy, arguments: Any, rows: TrainRows[list[dict[str, Any]]]
+        self, policy: LoadedPolicy, arguments: TrainingArguments, rows: TrainRows[list[dict[str, Any]]]
     ) -> ScoreTrainer:
         self.scorer = ScoreTrainer(
             model=policy.model,
@@ -252,7 +255,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
             (self._folder / FACTS).write_text(json.dumps(self.facts, indent=2) + "\n", "utf-8")
         return self._folder
 
-    def _lora(self, backbone: Any) -> LoraConfig:
+    def _lora(self, backbone: torch.nn.Module) -> LoraConfig:
         if self.recipe.whole:  # the score head is among its modules
             config = lora_config(self.recipe, backbone)
             config.task_type = TaskType.SEQ_CLS
@@ -268,7 +271,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
             task_type=TaskType.SEQ_CLS,
         )
 
-    def _encode(self, encoder: Any, rows: Sequence[Any]) -> list[dict[str, Any]]:
+    def _encode(self, encoder: Encoder, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Rows as tokens: `ids` (and for pairs `other_ids`, the rejected one) and the `target`."""
         sides = ("chosen", "rejected") if self.recipe.objective == "pairwise" else ("completion",)
         try:
@@ -290,13 +293,13 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
             encoded.append(row | {"prompt": prompts[0], "other_prompt": prompts[-1]})
         return encoded
 
-    def _targets(self, rows: Sequence[Any]) -> list[float]:
+    def _targets(self, rows: Sequence[Row]) -> list[float]:
         try:
             return [self._target(row, n) for n, row in enumerate(rows)]
         except ValueError as error:
             raise TrainingRefused(str(error)) from error
 
-    def _target(self, row: Any, number: int) -> float:
+    def _target(self, row: Row, number: int) -> float:
         if self.recipe.objective == "pairwise":
             return 1.0
         value = row.get("score" if self.recipe.objective == "regression" else "label")
@@ -361,7 +364,7 @@ class ScoreCollator:
         return batch
 
 
-def scores_read(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+def scores_read(model: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """The head's numbers for hidden states [n, width] of the transformers classifier itself: [n]."""
     return torch.as_tensor(model.score(hidden)[:, 0])
 
@@ -391,7 +394,7 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
         stock = inner.forward
 
         @functools.wraps(type(inner).forward)
-        def forward(_: Any, *args: Any, packed: PackedBatch | None = None, **kwargs: Any) -> Any:
+        def forward(_: object, *args: object, packed: PackedBatch | None = None, **kwargs: object) -> Any:
             if packed is None:
                 return stock(*args, **kwargs)
             hidden = packed_hidden(inner, packed, strategy_of(inner))
@@ -400,7 +403,9 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
 
         inner.forward = types.MethodType(forward, inner)
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, **_: object
+    ) -> Any:
         inputs = dict(inputs)
         target = inputs.pop("target")
         scores = model(**inputs).logits[:, 0].float()
@@ -422,7 +427,7 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
                 logs |= {prefix + name: statistics.fmean(values) for name, values in noted.items()}
         super().log(logs, start_time)
 
-    def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+    def prediction_step(self, model: torch.nn.Module, inputs: Any, *_: object, **__: object) -> Any:
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
             return self.compute_loss(model, inputs).detach(), None, None

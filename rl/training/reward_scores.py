@@ -21,7 +21,7 @@ from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from rl.agents import get_agent
-from rl.agents.base import Message
+from rl.agents.base import Message, Row
 from rl.checksums import base_hash
 from rl.linear.fit import fit
 from rl.linear.model import LinearPolicy, LinearPolicyError
@@ -31,7 +31,7 @@ from rl.recipes.reward_model import FACTS, LINEAR
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 from rl.statistics import calibration_curve, concordance, expected_calibration_error
 from rl.training.adapter_trainer import versions
-from rl.training.encoding import EncodedResponse
+from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware, detect
 from rl.training.loading import PolicyLoadError, base_check, load_shape, model_located, without_bars
 from rl.training.policy import matmul
@@ -48,7 +48,9 @@ class RewardModel:
     Subclass it and override `scores`, or wrap it in a function, and name that with `--reward your.module.name`.
     """
 
-    def __init__(self, model: Any, encoder: Any, facts: dict[str, Any], hardware: Hardware) -> None:
+    def __init__(
+        self, model: torch.nn.Module, encoder: Encoder, facts: dict[str, Any], hardware: Hardware
+    ) -> None:
         self.model, self.encoder, self.facts, self.hardware = model, encoder, facts, hardware
 
     @property
@@ -99,17 +101,13 @@ class RewardModel:
                     found[i] = value
         return found
 
-    def row_scores(
-        self, rows: Sequence[Mapping[str, Any]], max_completion_length: int = 512
-    ) -> list[list[float]]:
+    def row_scores(self, rows: Sequence[Row], max_completion_length: int = 512) -> list[list[float]]:
         """The head's number for each response of each row: of pairs the chosen one's and the rejected one's, of single
         responses the one. Raises ValueError for rows of another shape."""
         columns = [self._column_scores(rows, side, max_completion_length) for side in row_sides(rows)]
         return [list(found) for found in zip(*columns, strict=True)]
 
-    def _column_scores(
-        self, rows: Sequence[Mapping[str, Any]], side: str, max_completion_length: int
-    ) -> list[float]:
+    def _column_scores(self, rows: Sequence[Row], side: str, max_completion_length: int) -> list[float]:
         return self.scores_encoded(
             self.encoder.column(rows, side, self.facts["max_length"], max_completion_length).items
         )
@@ -147,13 +145,11 @@ class LinearRewardModel(RewardModel):
         found = [self.policy.scores(messages, [text])[0] + intercept for messages, text in items]
         return [sigmoid(value) for value in found] if self.facts["objective"] == "regression" else found
 
-    def _column_scores(
-        self, rows: Sequence[Mapping[str, Any]], side: str, max_completion_length: int
-    ) -> list[float]:
+    def _column_scores(self, rows: Sequence[Row], side: str, max_completion_length: int) -> list[float]:
         return self.scores([(row["prompt"], single_text(row[side]) or "") for row in rows])
 
 
-def row_sides(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def row_sides(rows: Sequence[Row]) -> tuple[str, ...]:
     """Columns of the responses of preference pairs, or of single responses."""
     return ("chosen", "rejected") if rows and "chosen" in rows[0] else ("completion",)
 
@@ -187,7 +183,7 @@ def backbone_load(base_model: str, architecture: str, hardware: Hardware) -> tup
     return model.to("cuda" if hardware.device == "cuda" else hardware.device), encoder
 
 
-def head_of(model: Any) -> Any:
+def head_of(model: torch.nn.Module) -> torch.nn.Module:
     """The score head. It works in float32 whatever the backbone does: in bfloat16 1 and 1.003 are one number."""
     return getattr(model, next(name for name in HEADS if hasattr(model, name)))
 
@@ -273,9 +269,9 @@ LIBRARIES = ("scikit-learn", "numpy", "scipy")
 
 def linear_reward_train(
     context: RunContext[RewardModelRecipe],
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     targets: Sequence[float],
-    held_out: Sequence[Mapping[str, Any]],
+    held_out: Sequence[Row],
     held_out_targets: Sequence[float],
 ) -> TrainResult:
     """Fit a linear reward model into the run's folder; the checkpoint opens with `RewardModel.load`.
@@ -328,9 +324,7 @@ def linear_reward_train(
     )
 
 
-def _rows_with_targets(
-    rows: Sequence[Mapping[str, Any]], targets: Sequence[float]
-) -> list[Mapping[str, Any]]:
+def _rows_with_targets(rows: Sequence[Row], targets: Sequence[float]) -> list[Mapping[str, Any]]:
     """Rows with what people said where the fit looks for it, whatever else they hold."""
     return [
         row if "chosen" in row else {**row, "score": target}

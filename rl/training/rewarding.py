@@ -17,15 +17,17 @@ from safetensors.torch import load_file
 
 from packed_forward.logps import collate
 from rl.agents import get_agent
-from rl.recipes import GRPORecipe, PPORecipe
+from rl.agents.base import Row
+from rl.recipes.base import SampledRecipe
 from rl.recipes.reward_model import CAUSAL, FACTS
 from rl.rewards.base import RewardFunction, RewardSample
 from rl.rewards.catalogue import AUTO, LEARNED_REWARD, MODEL, rewards_named
 from rl.rewards.formats import reward_with_validity
 from rl.rewards.rows import INSIST, inapplicable_reason, row_sample
 from rl.training.adapter_trainer import AdapterTrainer, SplitT, TrainRows
+from rl.training.chat_template import prompt_messages
 from rl.training.constrained_generation import AnswerForms
-from rl.training.encoding import EncodedResponse, Encoder, prompt_messages
+from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.labels import LearnedReward
 from rl.training.policy import LoadedPolicy, matmul
 from rl.training.result import TrainingFailed, TrainingRefused
@@ -63,8 +65,8 @@ def answer_forms(policy: LoadedPolicy, agent: str, *prompts: Prompts) -> AnswerF
 
 def prompts_encoded(
     encoder: Encoder,
-    rows: Sequence[Any],
-    recipe: PPORecipe | GRPORecipe,
+    rows: Sequence[Row],
+    recipe: SampledRecipe,
     say: Callable[[str], None],
     most: int | None = None,
 ) -> Prompts:
@@ -174,7 +176,7 @@ class Judge:
             )
         self.functions, self.agent = list(functions), agent
 
-    def judge(self, rows: Sequence[Mapping[str, Any]], rollouts: Sequence[Rollout]) -> Judgement:
+    def judge(self, rows: Sequence[Row], rollouts: Sequence[Rollout]) -> Judgement:
         """`rows[rollout.prompt]` is the prompt a response answers: its messages under `prompt`, its `state`.
 
         Raises TrainingRefused where no function applies to a response, TrainingFailed for a value that is not finite.
@@ -416,7 +418,7 @@ class RewardedTrainer(AdapterTrainer[RecipeT, SplitT]):
         self.rewards = list(rewards)
 
     def encode_prompts(
-        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+        self, policy: LoadedPolicy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainRows[Prompts]:
         """The prompts of both splits as tokens, those alone to whose answers a reward applies."""
         recipe: Any = self.recipe

@@ -19,9 +19,17 @@ from typing import Any
 
 from accelerate import PartialState
 
+from rl.agents.base import Row
 from rl.recipes import AdapterRecipe, DPORecipe, KTORecipe
 from rl.training.policy import LoadedPolicy, load_policy
-from rl.training.result import ResultError, TrainingFailed, TrainingRefused, TrainListener, TrainResult
+from rl.training.result import (
+    Forwarding,
+    ResultError,
+    TrainingFailed,
+    TrainingRefused,
+    TrainListener,
+    TrainResult,
+)
 from rl.training.trl_trainer import EPOCHS, LOSS, RANKING_LOSS
 
 FACTORS: dict[str, tuple[float, ...]] = {
@@ -90,7 +98,7 @@ class SearchTrainer:
             )
         return self.policy
 
-    def train(self, rows: Sequence[Any], eval_rows: Sequence[Any]) -> TrainResult:
+    def train(self, rows: Sequence[Row], eval_rows: Sequence[Row]) -> TrainResult:
         """Train every try that is not trained yet, and return the best one's result with all figures in `search`.
 
         A try that diverges counts as one that failed. Raises TrainingRefused without eval rows and in a launch of
@@ -143,8 +151,8 @@ class SearchTrainer:
         self,
         number: int,
         recipe: AdapterRecipe,
-        rows: Sequence[Any],
-        eval_rows: Sequence[Any],
+        rows: Sequence[Row],
+        eval_rows: Sequence[Row],
         progress: _Progress,
     ) -> TrainResult:
         folder = self._folder(number)
@@ -208,32 +216,19 @@ def _words(entry: dict[str, Any]) -> str:
     return ", ".join(f"{knob} {entry[knob]:g}" for knob in FACTORS if knob in entry)
 
 
-class _Progress:
+class _Progress(Forwarding):
     """Reports the steps of all tries together to a run's listener, and no try's metrics: the best one's follow."""
 
     def __init__(self, listener: TrainListener, tries: int) -> None:
-        self.listener, self.tries, self.number, self.before = listener, tries, 1, 0
+        super().__init__(listener)
+        self.tries, self.number, self.before = tries, 1, 0
 
     def on_start(self, total_steps: int) -> None:
         self.before = (self.number - 1) * total_steps
         self.listener.on_start(self.tries * total_steps)
 
-    def on_metrics(self, step: int, metrics: dict[str, float]) -> None: ...
-
     def on_step(self, step: int, total: int) -> None:
         self.listener.on_step(self.before + step, self.tries * total)
 
-    def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
-        self.listener.on_phase(name, done, total)
-
     def on_note(self, text: str) -> None:
         self.listener.on_note(f"try {self.number}: {text}")
-
-    def should_stop(self) -> bool:
-        return self.listener.should_stop()
-
-    def hold(self) -> None:
-        self.listener.hold()
-
-    def release(self) -> None:
-        self.listener.release()

@@ -9,6 +9,7 @@ import torch
 import trl
 from datasets import Dataset
 
+from rl.agents.base import Row
 from rl.recipes import SFTRecipe
 from rl.training.adapter_trainer import AdapterTrainer, TrainRows, common_arguments
 from rl.training.encoding import (
@@ -29,7 +30,7 @@ Reference = dict[tuple[int, ...], float]
 
 
 def demonstrations_encoded(
-    encoder: Encoder, rows: Sequence[Any], recipe: SFTRecipe, *, needed: bool = True
+    encoder: Encoder, rows: Sequence[Row], recipe: SFTRecipe, *, needed: bool = True
 ) -> EncodedColumn:
     """Demonstrations as tokens; those without a word are left out. Raises TrainingRefused where none is left of rows
     that are `needed`."""
@@ -68,7 +69,7 @@ class SFTTrainer(AdapterTrainer[SFTRecipe, list[EncodedResponse]]):
     """Log the distance to the base, for which its log-probabilities are computed first."""
 
     def encode(
-        self, policy: LoadedPolicy, train_rows: Sequence[Any], eval_rows: Sequence[Any]
+        self, policy: LoadedPolicy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainRows[list[EncodedResponse]]:
         encoded = demonstrations_encoded(policy.encoder, train_rows, self.recipe)
         held_out = demonstrations_encoded(policy.encoder, eval_rows, self.recipe, needed=False).items
@@ -144,7 +145,9 @@ class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
             losses.append(super().training_step(model, part, num_items_in_batch))
         return torch.stack(losses).sum()
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: object
+    ) -> Any:
         rows = inputs["input_ids"], inputs["attention_mask"].bool(), inputs["labels"] != -100
         loss = super().compute_loss(model, inputs, return_outputs, **kwargs)
         value = loss[0] if return_outputs else loss

@@ -18,16 +18,16 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from packed_forward.allowed_tokens import NO_CHOICE, AllowedTokens
 from packed_forward.forward import packed_hidden
 from packed_forward.logps import causal_model, collate, head_logps, spread
-from packed_forward.packing import PackedBatch, pack
+from packed_forward.packing import NO_CHOICE, AllowedTokens, PackedBatch, pack
 from packed_forward.selection import strategy_select
 from packed_forward.strategies import Strategy
 from rl.recipes import PPORecipe
 from rl.training.adapter_trainer import lora_config_of, weights_begin
 from rl.training.encoding import EncodedResponse
-from rl.training.policy import LoadedPolicy, adapter_save, lora_config
+from rl.training.loading import adapter_save
+from rl.training.policy import LoadedPolicy, lora_config
 from rl.training.result import TrainingRefused, checkpoint_seal
 
 POLICY = "default"
@@ -70,7 +70,7 @@ class MicroBatch:
         items: Sequence[EncodedResponse],
         pad_token_id: int,
         strategy: Strategy,
-        device: Any,
+        device: torch.device | str,
         allowed: AllowedTokens | None = None,
     ) -> Self:
         packed = pack(
@@ -106,7 +106,7 @@ class SharedBase:
         base = policy.model
         with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
             torch.manual_seed(recipe.seed)
-            self.model: Any = get_peft_model(base, lora_config_of(recipe, policy), adapter_name=POLICY)
+            self.model: nn.Module = get_peft_model(base, lora_config_of(recipe, policy), adapter_name=POLICY)
             self.notes = weights_begin(recipe, self.model)
             if recipe.has_adapter_reference:
                 reference_add(self.model, POLICY)
@@ -202,7 +202,7 @@ class SharedBase:
             hidden = self._hidden_states(model, micro)
             return *self._logps(model, hidden, micro, entropy=True), self._value(hidden, micro)
 
-    def _hidden_states(self, model: Any, micro: MicroBatch) -> Tensor:
+    def _hidden_states(self, model: nn.Module, micro: MicroBatch) -> Tensor:
         """The hidden states that predict the response tokens, in the mask's order: [tokens, width]."""
         if micro.padded is None:
             hidden = packed_hidden(model, micro.packed, self.strategy)
@@ -212,7 +212,7 @@ class SharedBase:
         return hidden[:, :-1][micro.padded["completion_mask"][:, 1:].bool()]
 
     def _logps(
-        self, model: Any, hidden: Tensor, micro: MicroBatch, *, entropy: bool
+        self, model: nn.Module, hidden: Tensor, micro: MicroBatch, *, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         targets = micro.packed.targets[micro.mask]
         found = head_logps(
@@ -231,7 +231,7 @@ def adapter_of(parameter: str) -> str | None:
     return found[1] if found else None
 
 
-def silence_dropout(model: Any) -> None:
+def silence_dropout(model: nn.Module) -> None:
     """Dropout would make the same policy give two probabilities for one token, and the ratio differ from 1."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -342,7 +342,7 @@ REFERENCE = "ref"
 """Adapter of a reference that is not the base; TRL's own name for it."""
 
 
-def reference_add(model: Any, policy_adapter: str = "default") -> None:
+def reference_add(model: nn.Module, policy_adapter: str = "default") -> None:
     """Give a PEFT model a frozen copy of its policy's adapter, as the policy's own weights go on to change."""
     with torch.random.fork_rng():  # its first weights are drawn, and then replaced
         model.add_adapter(REFERENCE, model.peft_config[policy_adapter])

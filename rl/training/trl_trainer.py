@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import (
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from packed_forward.lazy_metrics import LazyMetrics, LazyScalar
 from packed_forward.logps import causal_model
@@ -24,7 +31,8 @@ from packed_forward.trl_forward import install_forward, is_sharded
 from rl.recipes.base import AnswerRecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.general import Rehearsal
-from rl.training.policy import LoadedPolicy, adapter_describe, adapter_save
+from rl.training.loading import adapter_describe, adapter_save
+from rl.training.policy import LoadedPolicy
 from rl.training.result import TrainingFailed, TrainListener, checkpoint_is_whole, checkpoint_seal
 from rl.training.run import RunContext, failures_explained
 
@@ -48,7 +56,7 @@ class ListenerCallback(TrainerCallback):
         self.evaluation_start = 0.0
         self.evaluation_shown = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         if state.is_world_process_zero:
             self.listener.on_start(state.max_steps)
             self.listener.on_phase(TRAINING)
@@ -57,14 +65,14 @@ class ListenerCallback(TrainerCallback):
         elif _evaluation_missing(args, state):
             self.trainer._determine_best_metric(self.trainer._evaluate(None, None), None)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, args: TrainingArguments, *_: object, **__: object) -> None:
         if args.world_size == 1:
             self.listener.release()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
         self.listener.hold()
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_prediction_step(self, args: object, state: TrainerState, *_: object, **kwargs: Any) -> None:
         if not self.evaluated:
             self.evaluation_start = time.monotonic()
         self.evaluated += 1
@@ -74,12 +82,14 @@ class ListenerCallback(TrainerCallback):
             self.evaluation_shown = True
             self.listener.on_phase(EVALUATING, self.evaluated, max(self.evaluated, len(loader)))
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         if self.evaluation_shown and state.global_step < state.max_steps:
             self.listener.on_phase(TRAINING)
         self.evaluated, self.evaluation_shown = 0, False
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         self.trainer.step_randomness = randomness()
         stop = [False]
         if state.is_world_process_zero:
@@ -93,13 +103,15 @@ class ListenerCallback(TrainerCallback):
         if stop[0]:
             control.should_training_stop = True
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: object, state: TrainerState, control: TrainerControl, logs: Any = None, **_: object
+    ) -> None:
         row = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
         if state.is_world_process_zero and {"loss", "eval_loss", "eval_reward"} & set(row):
             self.listener.on_metrics(state.global_step, row)
 
 
-def _evaluation_missing(args: Any, state: Any) -> bool:
+def _evaluation_missing(args: TrainingArguments, state: TrainerState) -> bool:
     """True if a resumed run was stopped in the evaluation that its newest step was to have."""
     due = args.eval_strategy == "steps" and state.global_step and state.global_step % args.eval_steps == 0
     return bool(due) and not any(
@@ -136,10 +148,12 @@ class TimeLimit(TrainerCallback):
         self.reason = ""
         """Reason why the run was ended; empty while it was not."""
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(self, *_: object, **__: object) -> None:
         self.step_began = time.monotonic()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         over = [is_over(self.deadline, self.step_began)]
         if args.world_size > 1:
             broadcast_object_list(over)
@@ -186,11 +200,13 @@ class EarlyStopping(TrainerCallback):
         self.reason = ""
         """Reason why the run was ended early; empty while it was not."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if state.global_step >= state.max_steps:
             control.should_evaluate = control.should_save = True
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         best, since = best_evaluation(state.log_history, args.metric_for_best_model)
         if since >= self.patience and state.global_step < state.max_steps:
             self.reason = (
@@ -201,14 +217,14 @@ class EarlyStopping(TrainerCallback):
             control.should_save = True
 
 
-def head_compact(trainer: Any, policy: LoadedPolicy) -> bool:
+def head_compact(trainer: Trainer, policy: LoadedPolicy) -> bool:
     """True if the head is ours, over completion positions alone: TRL has its own on CUDA, and only TRL's
     gathers a sharded head or adds a router loss."""
     return policy.device.type != "cuda" and not trainer.aux_loss_enabled and not is_sharded(trainer)
 
 
 def strategy_apply(
-    trainer: Any,
+    trainer: Trainer,
     items: Sequence[EncodedResponse],
     head: Head | None = None,
     first: Strategy = Strategy.LAST_LAYER,
@@ -230,7 +246,7 @@ def strategy_apply(
     return choice
 
 
-def trainer_settle(trainer: Any, policy: LoadedPolicy, context: RunContext[Any]) -> None:
+def trainer_settle(trainer: Trainer, policy: LoadedPolicy, context: RunContext[Any]) -> None:
     """Apply what TRL's constructors have no arguments for: float32 LoRA, its dropout, the listener; no printing."""
     context.phase("testing the fast path")
     trainer.policy, trainer.agent = policy, context.agent
@@ -257,7 +273,7 @@ def trainer_settle(trainer: Any, policy: LoadedPolicy, context: RunContext[Any])
 
 
 def rehearsal_begin(
-    trainer: Any, policy: LoadedPolicy, context: RunContext[AnswerRecipe]
+    trainer: Trainer, policy: LoadedPolicy, context: RunContext[AnswerRecipe]
 ) -> Rehearsal | None:
     """The rehearsal of general prompts that a recipe asks for; None, with a note, where weights are sharded."""
     recipe = context.recipe
@@ -275,10 +291,10 @@ EPOCHS = "epochs"
 class EpochCheckpoints(TrainerCallback):
     """Saves the adapter after each whole epoch, complete as a finished one is; nothing removes it."""
 
-    def __init__(self, trainer: Any, context: RunContext[Any]) -> None:
+    def __init__(self, trainer: Trainer, context: RunContext[Any]) -> None:
         self.trainer, self.context = trainer, context
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         epoch = round(state.epoch or 0)
         if epoch < 1 or abs(state.epoch - epoch) > 1e-3:  # the part of one with which a run ends
             return
@@ -300,9 +316,9 @@ class TokenizedTrainerMixin:
     policy: LoadedPolicy
     agent: str
     method: str
-    model: Any
-    args: Any
-    state: Any
+    model: torch.nn.Module
+    args: TrainingArguments
+    state: TrainerState
     accelerator: Any
     train_dataset: Any
     eval_dataset: Any
@@ -329,10 +345,10 @@ class TokenizedTrainerMixin:
     def _send_telemetry(self) -> None:
         """Send nothing: TRL would report each run to its makers."""
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+    def create_model_card(self, *args: object, **kwargs: object) -> None:
         """Write none: the adapter is not a model to publish."""
 
-    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+    def _prepare_dataset(self, dataset: Any, *args: object, **kwargs: object) -> Any:
         return dataset
 
     def token_rows(self, *columns: str) -> list[EncodedResponse]:
@@ -344,7 +360,7 @@ class TokenizedTrainerMixin:
             for column in columns
         ]
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, *args: object, **kwargs: object) -> Any:
         """TRL's, which a stop request may interrupt."""
         with self.interruptible():
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
@@ -388,7 +404,7 @@ class TokenizedTrainerMixin:
         watchers = (self.early_stopping, self.time_limit)
         return next((watcher.reason for watcher in watchers if watcher is not None and watcher.reason), "")
 
-    def training_step(self, model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, model: torch.nn.Module, *args: object, **kwargs: object) -> torch.Tensor:
         """TRL's, after the step's general prompts, whose gradient stands in the weights when that of the first
         micro-batch comes: a wrapper that averages gradients over processes averages it too."""
         if self.rehearsal is not None and self._rehearsed != self.state.global_step:
@@ -437,7 +453,7 @@ class TokenizedTrainerMixin:
         if isinstance(self._total_train_tokens, LazyScalar):
             self._total_train_tokens = self._total_train_tokens.resolve()
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         self.metrics_read()  # no checkpoint of a run that has diverged
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
@@ -447,7 +463,7 @@ class TokenizedTrainerMixin:
             checkpoint_seal(path)
 
 
-def train_stoppable(trainer: Any, context: RunContext[Any], checkpoint: Path | None) -> None:
+def train_stoppable(trainer: Trainer, context: RunContext[Any], checkpoint: Path | None) -> None:
     """Make the trainer's steps, from a checkpoint where there is one. A stop request keeps the last whole step as a
     checkpoint, and returns. Raises KeyboardInterrupt where no step was made, or all of them, and TrainingFailed.
     """
@@ -467,6 +483,6 @@ def train_stoppable(trainer: Any, context: RunContext[Any], checkpoint: Path | N
         context.listener.release()
 
 
-def forward_settle(trainer: Any, temperature: float = 1.0) -> None:
+def forward_settle(trainer: Trainer, temperature: float = 1.0) -> None:
     """`install_forward` into the model of a settled trainer, as its device and its loss need it."""
     install_forward(causal_model(trainer.model), head_compact(trainer, trainer.policy), temperature)

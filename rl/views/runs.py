@@ -26,8 +26,7 @@ from rl.jobs.stages import stages_of
 from rl.models import TrainingRun
 from rl.models.runs import RunRefused
 from rl.registry.checklist import policy_verdict
-from rl.reward_models.service import ranking_text
-from rl.reward_models.specs import reward_model_of
+from rl.reward_models.service import ranking_text, reward_model_of
 from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest
 from rl.views.next_step import stations_of, step_next
 

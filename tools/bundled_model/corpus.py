@@ -85,7 +85,7 @@ def _reserved_prompts() -> frozenset[str]:
 
 def widget_example(random: Random) -> BaseExample:
     intent = random.choice(tuple(widgets.WIDGETS))
-    state = widgets.state_random(random, intent)
+    state = widgets.AGENT.draw(random, intent)
     fitting = {name for group in widgets.WIDGETS[intent] for name in group}
     others = sorted({n for groups in widgets.WIDGETS.values() for g in groups for n in g if n not in fitting})
     return _choice_example(random, AGENTS["widgets"], state, list(state["widgets"]), others)
@@ -93,7 +93,7 @@ def widget_example(random: Random) -> BaseExample:
 
 def fixture_example(random: Random) -> BaseExample:
     situation = random.choice(tuple(fixtures.SITUATIONS))
-    state = fixtures.state_random(random, situation)
+    state = fixtures.AGENT.draw(random, situation)
     every = {n: d for _, brief, guided in fixtures.SITUATIONS.values() for n, d in (brief | guided).items()}
     _, brief, guided = fixtures.SITUATIONS[situation]
     others = [name for name in every if name not in brief and name not in guided]
@@ -103,7 +103,7 @@ def fixture_example(random: Random) -> BaseExample:
 
 
 def filer_example(random: Random) -> BaseExample:
-    state = filer.state_random(random, random.choice(tuple(filer.TASTE)))
+    state = filer.AGENT.draw(random, random.choice(tuple(filer.TASTE)))
     # names of its own as well, so that the model copies a folder instead of knowing the ten partners by heart
     partner = state["partner"] if random.random() < 0.5 else words.syllables(random).capitalize()
     changes = {
@@ -112,7 +112,7 @@ def filer_example(random: Random) -> BaseExample:
         if isinstance(value, str)
     }
     folders = [folder.replace(state["partner"], partner) for folder in state["folders"]]
-    other = filer.state_random(random, random.choice(tuple(filer.TASTE)))
+    other = filer.AGENT.draw(random, random.choice(tuple(filer.TASTE)))
     others = (
         [folder for folder in other["folders"] if folder not in folders]
         if other["kind"] != state["kind"]

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ __all__ = ["Packed", "Strategy", "StrategyChoice", "completion_logps", "pack", "
 
 
 def prepare(
-    model: Any,
+    model: torch.nn.Module,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     *,
@@ -42,7 +41,7 @@ def prepare(
     return strategy_select(PackableModel(model, pad_token_id), rows, gradients=gradients)
 
 
-def completion_logps(model: Any, packed: PackedBatch) -> torch.Tensor:
+def completion_logps(model: torch.nn.Module, packed: PackedBatch) -> torch.Tensor:
     """Log-probability in nats of each completion token, float32 [N, C], 0 where there is none. Differentiable.
 
     The model must have been given to `prepare`, or it computes the rows one by one with its own forward.

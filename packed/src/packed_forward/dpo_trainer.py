@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import trl
 from datasets import Dataset
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from packed_forward.logps import causal_model
-from packed_forward.packing import TokenizedCompletion
-from packed_forward.preference_collator import PreferenceCollator
+from packed_forward.packing import TokenizedCompletion, completion_batch, flatten, pack
 from packed_forward.selection import FLEX_FROM, StrategyChoice, strategy_select
-from packed_forward.selftest import PackableModel, install
+from packed_forward.selftest import Fit, PackableModel, install
 from packed_forward.selftest_cache import SelftestCache
-from packed_forward.strategies import Strategy
+from packed_forward.strategies import FLEX_STRATEGIES, Strategy
 from packed_forward.trl_forward import install_forward, is_sharded
 
 logger = logging.getLogger("packed_forward.dpo_trainer")
@@ -40,13 +41,13 @@ class PackedDPOTrainer(trl.DPOTrainer):
     strategy_choice: StrategyChoice | None = None
     """The forward strategy and the reason for it; None before the constructor has tested it."""
 
-    def __init__(self, *args: Any, selftest_cache: SelftestCache | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: object, selftest_cache: SelftestCache | None = None, **kwargs: object) -> None:
         """`selftest_cache`: results of earlier self-tests of the same model; None tests anew (a few seconds)."""
         self._selftest_cache = selftest_cache
         super().__init__(*args, **kwargs)
         self._pack()
 
-    def _precompute_ref_logps(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+    def _precompute_ref_logps(self, dataset: Any, *args: object, **kwargs: object) -> Any:
         self._pack()  # TRL's constructor comes here before it ends
         return super()._precompute_ref_logps(dataset, *args, **kwargs)
 
@@ -150,3 +151,59 @@ class PackedDPOTrainer(trl.DPOTrainer):
 
 def _tokens(pair: list[TokenizedCompletion]) -> int:
     return max(len(one.prompt_ids) + len(one.response_ids) for one in pair)
+
+
+# --- Batches of preference pairs for TRL's DPO loss ---
+
+
+@dataclass
+class PreferenceCollator(DataCollatorForPreference):
+    """A batch of B pairs as TRL's loss takes it, the chosen half first.
+
+    With a packed `strategy` TRL sees the completions alone, [2B, 1 + C], and the model finds the rows in `packed`.
+    Rows that cannot be packed go as TRL's own: an empty prompt or completion, or one longer than `tested_tokens`.
+    """
+
+    strategy: Strategy = Strategy.STOCK
+    fit: Fit | None = None
+    """Widths that packed rows are padded to, see `packed.packing.pack`."""
+    tested_tokens: int | None = None
+    """Longest row, in tokens, that the strategy was tested on; None: there are no longer ones."""
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.strategy is Strategy.STOCK:
+            return dict(super().torch_call(examples))
+        sides = {
+            side: [self.cut(example, side) for example in examples] for side in ("chosen_ids", "rejected_ids")
+        }
+        rows = [row for rows in sides.values() for row in rows]
+        if not all(prompt and completion for prompt, completion in rows) or self._lacks_test(rows):
+            return dict(super().torch_call(examples))
+        packed = pack(
+            [prompt for prompt, _ in rows],
+            [completion for _, completion in rows],
+            pad_token_id=self.pad_token_id,
+            fit=self.fit,
+        )
+        if self.strategy in FLEX_STRATEGIES:
+            packed = dataclasses.replace(packed, flat=flatten(packed))
+        batch = completion_batch(packed, self.pad_token_id, len(rows))
+        for column in ("ref_chosen_logps", "ref_rejected_logps"):
+            if column in examples[0]:
+                batch[column] = torch.tensor([example[column] for example in examples])
+        return batch
+
+    def cut(self, example: dict[str, Any], side: str) -> tuple[list[int], list[int]]:
+        """Prompt and completion of one side, cut to `max_length` tokens together as TRL cuts them."""
+        prompt, completion = example["prompt_ids"], example[side]
+        excess = 0 if self.max_length is None else len(prompt) + len(completion) - self.max_length
+        if excess <= 0:
+            return prompt, completion
+        if self.truncation_mode == "keep_end":
+            return prompt[excess:], completion[max(excess - len(prompt), 0) :]
+        limit = self.max_length or 0
+        return prompt[:limit], completion[: max(limit - len(prompt), 0)]
+
+    def _lacks_test(self, rows: list[tuple[list[int], list[int]]]) -> bool:
+        longest = max(len(prompt) + len(completion) for prompt, completion in rows)
+        return self.tested_tokens is not None and longest > self.tested_tokens

@@ -23,7 +23,7 @@ def sees(flat: Flat, at: torch.Tensor | None = None) -> Callable[..., torch.Tens
     """
     documents, segments = flat.documents, flat.segments
 
-    def mask(batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+    def mask(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         place = query if at is None else at[query]
         shared = (segments[key] < 0) | (segments[key] == segments[place])
         seen: torch.Tensor = (place >= key) & (documents[place] == documents[key]) & shared

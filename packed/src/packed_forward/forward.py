@@ -12,8 +12,14 @@ from torch.nn import functional
 from packed_forward import flex, layer_compilation
 from packed_forward.logps import head_logps, spread_at
 from packed_forward.packing import PackedBatch, flatten
-from packed_forward.prefix_attention import ATTENTION, CPU_BLOCK_LIMIT, Prefix, additive, repeat_heads
-from packed_forward.shared_prompt import SharedPrompt
+from packed_forward.prefix_attention import (
+    ATTENTION,
+    CPU_BLOCK_LIMIT,
+    Prefix,
+    SharedPrompt,
+    additive,
+    repeat_heads,
+)
 from packed_forward.strategies import (
     FLEX_STRATEGIES,
     LAST_LAYER_STRATEGIES,
@@ -26,7 +32,7 @@ COMMON_LEAST = 16
 copies of their keys and values cost."""
 
 
-def packed_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
+def packed_hidden(model: torch.nn.Module, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
     """Last hidden states of the prompt's last token and of the suffix, [R, 1 + S, width]. Differentiable.
 
     `model` is the causal model itself, prepared by `install` for the strategy.
@@ -34,19 +40,9 @@ def packed_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.
     prompt = packed.prompt_ids.shape[1]
     ids = torch.cat([packed.prompt_ids, packed.suffix_ids], 1)
     last = packed.prompt_lengths[:, None] - 1
-    if strategy is Strategy.CACHE:
-        return _two_passes(model, packed, last)
     if strategy in FLEX_STRATEGIES:
         return _flat_hidden(model, packed, strategy)
     suffix_mask = packed.suffix_mask()
-    if strategy is Strategy.DENSE:
-        mask = torch.cat([packed.prompt_mask(), suffix_mask], 2)
-        if model.config._attn_implementation != "sdpa":  # eager adds its mask to the scores
-            mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
-        hidden = model.base_model(
-            input_ids=ids, position_ids=packed.positions(), attention_mask=mask, use_cache=False
-        ).last_hidden_state
-        return _keep(hidden, packed, last)
     common = common_tokens(model, packed)
     if common:
         return _common_hidden(model, packed, strategy, common, suffix_mask)
@@ -69,7 +65,7 @@ def packed_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.
     return hidden if strategy is Strategy.LAST_LAYER else _keep(hidden, packed, last)
 
 
-def common_tokens(model: Any, packed: PackedBatch) -> int:
+def common_tokens(model: torch.nn.Module, packed: PackedBatch) -> int:
     """Leading tokens that all rows have and that are computed once: a system prompt, mostly; 0 where they are not.
 
     Each row keeps the last token of its prompt. Only for the attention that a CPU computes in blocks; compiled layers
@@ -90,7 +86,7 @@ def common_tokens(model: Any, packed: PackedBatch) -> int:
 
 
 def _common_hidden(
-    model: Any, packed: PackedBatch, strategy: Strategy, common: int, suffix_mask: torch.Tensor
+    model: torch.nn.Module, packed: PackedBatch, strategy: Strategy, common: int, suffix_mask: torch.Tensor
 ) -> torch.Tensor:
     """`packed_hidden` of rows whose first `common` tokens are the same: one row, [common | rest of each row]."""
     rows, prompt = packed.prompt_ids.shape
@@ -125,7 +121,7 @@ def _common_hidden(
     return hidden.view(rows, -1, hidden.shape[-1])
 
 
-def _flat_hidden(model: Any, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
+def _flat_hidden(model: torch.nn.Module, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
     row = packed.flat or flatten(packed)
     output_index = row.state_index if strategy is Strategy.FLEX_LAST_LAYER else None
     prefix = Prefix(
@@ -152,26 +148,8 @@ def _keep(hidden: torch.Tensor, packed: PackedBatch, last: torch.Tensor) -> torc
     return torch.cat([end, hidden[:, packed.prompt_ids.shape[1] :]], 1)
 
 
-def _two_passes(model: Any, packed: PackedBatch, last: torch.Tensor) -> torch.Tensor:
-    positions = packed.positions()
-    prompt = packed.prompt_ids.shape[1]
-    first = model.base_model(input_ids=packed.prompt_ids, position_ids=positions[:, :prompt], use_cache=True)
-    mask = packed.suffix_mask()
-    if model.config._attn_implementation != "sdpa":
-        mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
-    second = model.base_model(
-        input_ids=packed.suffix_ids,
-        position_ids=positions[:, prompt:],
-        attention_mask=mask,
-        past_key_values=first.past_key_values,
-        use_cache=True,
-    ).last_hidden_state
-    end = first.last_hidden_state.gather(1, last[..., None].expand(-1, -1, second.shape[-1]))
-    return torch.cat([end, second], 1)
-
-
 def packed_logps(
-    model: Any,
+    model: torch.nn.Module,
     packed: PackedBatch,
     strategy: Strategy,
     extras: tuple[str, ...] = (),
@@ -196,7 +174,7 @@ LAST_LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layer
 ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-def last_layer_supported(model: Any) -> bool:
+def last_layer_supported(model: torch.nn.Module) -> bool:
     """True if the last layer has the parts, and only those, that `_last_layer` computes itself."""
     layers = getattr(model.base_model, "layers", None)
     if not layers:
@@ -211,13 +189,13 @@ def last_layer_supported(model: Any) -> bool:
 
 
 def _last_layer(
-    self: Any,
+    self: torch.nn.Module,
     hidden_states: torch.Tensor,
-    *args: Any,
+    *args: object,
     position_embeddings: Any = None,
     prefix: Prefix | SharedPrompt | None = None,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: object,
+) -> torch.Tensor:
     """The layer's forward; with a prefix that keeps positions, computed there only: [R, T, width] -> [R, 1 + S,
     width]."""
     if not isinstance(prefix, Prefix) or prefix.output_positions is None:
@@ -269,7 +247,7 @@ def _last_layer(
     return residual + self.mlp(self.post_attention_layernorm(residual))
 
 
-def install(model: Any, strategy: Strategy) -> None:
+def install(model: torch.nn.Module, strategy: Strategy) -> None:
     """Prepare a causal model for a strategy; the stock forward stays what it was. A second call changes it."""
     uninstall(model)
     model.ratchet_strategy = strategy
@@ -283,12 +261,12 @@ def install(model: Any, strategy: Strategy) -> None:
         layer.forward = types.MethodType(_last_layer, layer)
 
 
-def strategy_of(model: Any) -> Strategy:
+def strategy_of(model: torch.nn.Module) -> Strategy:
     """The strategy a causal model is prepared for."""
     return getattr(model, "ratchet_strategy", Strategy.STOCK)
 
 
-def uninstall(model: Any) -> None:
+def uninstall(model: torch.nn.Module) -> None:
     """Undo `install`."""
     if model.config._attn_implementation == ATTENTION:
         model.config._attn_implementation = "sdpa"

@@ -45,7 +45,7 @@ class LoraFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: torch.autograd.function.FunctionCtx,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -61,7 +61,9 @@ class LoraFunction(torch.autograd.Function):
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         flat, weight, a, b, low = ctx.saved_tensors
         out = grads[0].reshape(-1, grads[0].shape[-1])
         a_grad, b_grad, low_grad = lora_gradients(out, flat, low, a, b, ctx.scale)
@@ -80,7 +82,7 @@ class GatedMlpFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, *parts: Any) -> torch.Tensor:
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, *parts: Any) -> torch.Tensor:
         weights, scales = parts[:9], parts[9:]
         flat = x.reshape(-1, x.shape[-1])
         gate_w, gate_a, gate_b, up_w, up_a, up_b, down_w, down_a, down_b = (w.to(x.dtype) for w in weights)
@@ -111,7 +113,9 @@ class GatedMlpFunction(torch.autograd.Function):
         return out.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         flat, gate, up, active, near_low, down_low, near_a, *frozen = ctx.saved_tensors
         gate_w, gate_b, up_w, up_b, down_w, down_a, down_b = frozen
         gate_s, up_s, down_s = ctx.scales
@@ -157,7 +161,9 @@ class RmsNormFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
         wide = x.to(torch.float32, copy=True)
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
@@ -165,7 +171,9 @@ class RmsNormFunction(torch.autograd.Function):
         return wide.mul_(scale).to(x.dtype).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         wide = x.to(torch.float32)
         out = (grads[0] * weight).to(torch.float32)  # g = w * grad
@@ -178,7 +186,7 @@ class RmsNormFunction(torch.autograd.Function):
 # --- Putting them in ----------------------------------------------------------------------------------------
 
 
-def fuse_layers(model: Any) -> None:
+def fuse_layers(model: torch.nn.Module) -> None:
     """Let a PeftModel's plain LoRA layers, gated MLPs and RMS norms compute with the functions above.
 
     Each goes back to its own forward by itself wherever the function is not the same thing: adapter off or merged,
@@ -191,14 +199,14 @@ def fuse_layers(model: Any) -> None:
             module.forward = types.MethodType(forward, module)
 
 
-def restore_layers(model: Any) -> None:
+def restore_layers(model: torch.nn.Module) -> None:
     """Undo `fuse_layers`."""
     for module in model.modules():
         if "ratchet_own_forward" in vars(module):  # a wrapper shows the attributes of what it wraps
             del module.forward, module.ratchet_own_forward  # what is left is the class's own
 
 
-def _forward_for(module: Any) -> Callable[..., Any] | None:
+def _forward_for(module: torch.nn.Module) -> Callable[..., Any] | None:
     if isinstance(module, LoraLinear) and type(module.base_layer) is torch.nn.Linear:
         return _linear_forward
     if {name for name, _ in module.named_children()} == {"gate_proj", "up_proj", "down_proj", "act_fn"}:
@@ -208,7 +216,7 @@ def _forward_for(module: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _linear_forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _linear_forward(self: torch.nn.Module, x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
     adapter = plain_adapter(self, x)
     if adapter is None or args or kwargs:
         return self.ratchet_own_forward(x, *args, **kwargs)
@@ -223,7 +231,7 @@ def _linear_forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> An
     )
 
 
-def _mlp_forward(self: Any, x: torch.Tensor) -> Any:
+def _mlp_forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     layers = (self.gate_proj, self.up_proj, self.down_proj)
     adapters = [
         plain_adapter(layer, x)
@@ -243,7 +251,7 @@ def _mlp_forward(self: Any, x: torch.Tensor) -> Any:
     return GatedMlpFunction.apply(x, *parts, *scales)
 
 
-def _norm_forward(self: Any, x: torch.Tensor) -> Any:
+def _norm_forward(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     if self.weight.requires_grad or self.weight.dtype != x.dtype or autocast_changes(x):
         return self.ratchet_own_forward(x)
     return RmsNormFunction.apply(x, self.weight, self.variance_epsilon)
@@ -256,7 +264,7 @@ def autocast_changes(x: torch.Tensor) -> bool:
     return torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != x.dtype
 
 
-def plain_adapter(layer: Any, x: torch.Tensor) -> str | None:
+def plain_adapter(layer: torch.nn.Module, x: torch.Tensor) -> str | None:
     """The name of the one adapter a LoRA layer applies to x, or None where `LoraFunction` would not be the same."""
     if layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1:
         return None

@@ -86,7 +86,7 @@ def widths_fit(lengths: Sequence[int], most: int) -> tuple[int, ...]:
     return best[-1][1]
 
 
-def compile_layers(model: Any, backend: str = "inductor") -> None:
+def compile_layers(model: torch.nn.Module, backend: str = "inductor") -> None:
     """Compile each decoder layer of a causal model that is prepared for its strategy. A second call changes nothing."""
     for layer in model.base_model.layers:
         if hasattr(layer, "ratchet_compiled"):
@@ -96,7 +96,7 @@ def compile_layers(model: Any, backend: str = "inductor") -> None:
         layer.forward = _compile_forward(layer.forward, backend)
 
 
-def uncompile_layers(model: Any) -> None:
+def uncompile_layers(model: torch.nn.Module) -> None:
     """Undo `compile_layers`."""
     for layer in getattr(model.base_model, "layers", None) or ():
         if not hasattr(layer, "ratchet_compiled"):
@@ -107,14 +107,14 @@ def uncompile_layers(model: Any) -> None:
             layer.forward = before
 
 
-def is_compiled(model: Any) -> bool:
+def is_compiled(model: torch.nn.Module) -> bool:
     """True if `compile_layers` has compiled the layers of a causal model."""
     return any(
         hasattr(layer, "ratchet_compiled") for layer in getattr(model.base_model, "layers", None) or ()
     )
 
 
-def compilable(model: Any) -> bool:
+def compilable(model: torch.nn.Module) -> bool:
     """True if a causal model keeps its decoder layers where `compile_layers` looks for them."""
     return bool(getattr(model.base_model, "layers", None))
 
@@ -122,7 +122,7 @@ def compilable(model: Any) -> bool:
 def _compile_forward(own: Callable[..., Any], backend: str) -> Callable[..., Any]:
     run = torch.compile(own, dynamic=False, backend=backend, recompile_limit=LIMIT)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> Any:
         # how many rows a batch packs into differs, their widths do not
         for tensor in _tensors([*args, *kwargs.values()]):
             if tensor.ndim > 1 and tensor.shape[0] > 1:

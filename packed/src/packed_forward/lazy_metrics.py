@@ -211,13 +211,13 @@ class LazyAccelerator:
     def __init__(self, pending: LazyMetrics, accelerator: Any) -> None:
         self._pending, self._accelerator = pending, accelerator
 
-    def gather(self, tensor: Any) -> LazyTensor:
+    def gather(self, tensor: torch.Tensor) -> LazyTensor:
         return self._wrap(self._accelerator.gather, tensor)
 
-    def gather_for_metrics(self, tensor: Any) -> LazyTensor:
+    def gather_for_metrics(self, tensor: torch.Tensor) -> LazyTensor:
         return self._wrap(self._accelerator.gather_for_metrics, tensor)
 
-    def _wrap(self, gather: Callable[[torch.Tensor], torch.Tensor], tensor: Any) -> LazyTensor:
+    def _wrap(self, gather: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> LazyTensor:
         if not isinstance(tensor, LazyTensor):
             return self._pending.wrap(gather(tensor.detach()))
         if self._pending.processes == 1:

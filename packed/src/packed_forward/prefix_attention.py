@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.nn import functional
@@ -17,7 +17,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from packed_forward import flex
-from packed_forward.shared_prompt import SharedPrompt
 
 ATTENTION = "ratchet_prefix"
 """Name under which transformers finds `prefix_attention`."""
@@ -60,7 +59,7 @@ class Prefix:
 
 
 def prefix_attention(
-    module: Any,
+    module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -68,7 +67,7 @@ def prefix_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     prefix: Prefix | SharedPrompt | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention call: query [R, heads, T, head], key and value [R, kv heads, T, head] -> [R, T, heads,
     head].
@@ -170,7 +169,7 @@ class BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: torch.autograd.function.FunctionCtx,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -207,7 +206,9 @@ class BlockAttention(torch.autograd.Function):
         return output.view(rows, length, heads, width)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
         keys, values, *kept = ctx.saved_tensors
         rows, shared, group, length, width = ctx.shape
         out = grads[0].view(rows, length, shared, group, width)
@@ -244,3 +245,71 @@ def _slices(split: int, length: int, width: int, offset: int) -> Iterator[tuple[
 
 AttentionInterface.register(ATTENTION, prefix_attention)
 AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+# --- Attention while sampling many answers to one prompt ---
+
+
+@dataclass(frozen=True)
+class SharedPrompt:
+    """The prompts of a batch whose rows are answers, `samples` to each, those of one prompt side by side."""
+
+    keys: list[torch.Tensor]
+    """Key tensors of each layer, [P, kv heads, T, head]."""
+    values: list[torch.Tensor]
+    """Value tensors of each layer, [P, kv heads, T, head]."""
+    attention_bias: torch.Tensor
+    """[P, 1, 1, T]: 0 where a prompt has a token, -inf where it is padded."""
+    samples: int
+
+    @classmethod
+    def of(cls, cache: Any, mask: torch.Tensor, samples: int) -> Self:
+        """From the prefill's cache and its mask [P, T]."""
+        keys = [layer.keys for layer in cache.layers]
+        closed = torch.zeros_like(mask, dtype=keys[0].dtype).masked_fill(mask == 0, -torch.inf)
+        return cls(keys, [layer.values for layer in cache.layers], closed[:, None, None], samples)
+
+    def select(self, prompts: torch.Tensor, samples: int) -> Self:
+        """Of some prompts, by their places, and so many answers to each."""
+        return type(self)(
+            [keys[prompts] for keys in self.keys],
+            [values[prompts] for values in self.values],
+            self.attention_bias[prompts],
+            samples,
+        )
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Attention of each row's newest token: query [rows, heads, 1, head], key and value of the answers so far
+        [rows, kv heads, t, head] -> [rows, 1, heads, head]."""
+        prompt_keys, prompt_values = self.keys[layer], self.values[layer]
+        prompts, shared, length, width = prompt_keys.shape
+        rows, heads = query.shape[:2]
+        samples, group = self.samples, heads // shared
+        own = (query * scale).view(rows, shared, group, width)
+        together = own.view(prompts, samples, shared, group, width).transpose(1, 2).flatten(2, 3)
+        far = torch.matmul(together, prompt_keys.transpose(2, 3)) + self.attention_bias
+        near = torch.matmul(own, key.transpose(2, 3)).view(prompts, samples, shared, group, -1)
+        scores = torch.cat([far, near.transpose(1, 2).flatten(2, 3)], -1)
+        weights = torch.softmax(scores, -1)
+        far_out = torch.matmul(weights[..., :length], prompt_values)
+        own_weights = weights[..., length:].view(prompts, shared, samples, group, -1).transpose(1, 2)
+        near_out = torch.matmul(own_weights.reshape(rows, shared, group, -1), value)
+        far_out = (
+            far_out.view(prompts, shared, samples, group, width).transpose(1, 2).reshape(rows, heads, width)
+        )
+        return (far_out + near_out.view(rows, heads, width))[:, None]
+
+
+def running_rows(running: torch.Tensor, samples: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Rows to go on with when some have ended: rows [kept], their prompts' places, and rows to a prompt.
+
+    `running` [prompts * samples] bool. A prompt without a running row leaves; the others keep as many rows as the one
+    with most, those that run first.
+    """
+    by_prompt = running.view(-1, samples)
+    left = by_prompt.sum(1)
+    prompts, most = left.nonzero()[:, 0], int(left.max())
+    order = by_prompt.long().argsort(dim=1, descending=True, stable=True)[prompts, :most]
+    return (prompts[:, None] * samples + order).flatten(), prompts, most

@@ -67,7 +67,7 @@ class PackablePolicy(Protocol):
     """A causal language model, with what a self-test needs besides; `LoadedPolicy` is one."""
 
     @property
-    def model(self) -> Any:
+    def model(self) -> torch.nn.Module:
         """A transformers causal model, or a PeftModel around one."""
 
     @property
@@ -85,7 +85,7 @@ class PackablePolicy(Protocol):
 class PackableModel:
     """A model that is no loaded policy: from a notebook, or in a trainer of TRL's."""
 
-    model: Any
+    model: torch.nn.Module
     """A transformers causal model, or a PeftModel around one."""
     pad_token_id: int
     selftest_cache: SelftestCache | None = None
@@ -324,7 +324,7 @@ def rounding_spread(
     embedding = causal_model(policy.model).get_input_embeddings()
     generator = torch.Generator().manual_seed(0)
 
-    def round_output(module: Any, inputs: Any, out: torch.Tensor) -> torch.Tensor:
+    def round_output(module: torch.nn.Module, inputs: object, out: torch.Tensor) -> torch.Tensor:
         # a rounding is off by a quarter of the spacing of numbers, in the mean
         noise = torch.randn(out.shape, generator=generator) * torch.finfo(out.dtype).eps / 4
         return (out.float() * (1 + noise.to(out.device))).to(out.dtype)

@@ -20,7 +20,6 @@ LIBRARIES = ("torch", "transformers", "peft", "trl")
 SOURCES = (
     "flex.py",
     "forward.py",
-    "frozen_head.py",
     "fused_layers.py",
     "layer_compilation.py",
     "logps.py",
@@ -49,7 +48,7 @@ class CachedPolicy(Protocol):
     """The part of `selftest.PackablePolicy` that a key is made of."""
 
     @property
-    def model(self) -> Any: ...
+    def model(self) -> torch.nn.Module: ...
 
     @property
     def device(self) -> torch.device: ...
@@ -100,7 +99,7 @@ def selftest_store(policy: CachedPolicy, key: bytes, longest: int, **result: Any
         policy.selftest_cache.rows.put({key: json.dumps({**result, "longest": longest}).encode()})
 
 
-def _attention(model: Any) -> str:
+def _attention(model: torch.nn.Module) -> str:
     kind = str(model.config._attn_implementation)
     return "sdpa" if kind == ATTENTION else kind  # prefix attention was put in sdpa's place
 

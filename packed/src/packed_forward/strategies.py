@@ -18,10 +18,6 @@ class Strategy(StrEnum):
     predicted."""
     SPLIT = "split"
     """Causal attention over the prompt, one small masked attention for the completions."""
-    DENSE = "dense"
-    """The model's own attention under a 4-D mask."""
-    CACHE = "cache"
-    """Two passes: the prompt, then the completions on its key-value cache. Needs no mask over the prompt."""
     STOCK = "stock"
     """Not packed: TRL's rows, prompt and completion repeated for each."""
 

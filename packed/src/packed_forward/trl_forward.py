@@ -10,10 +10,9 @@ import torch
 from accelerate.utils import DistributedType
 from trl.trainer.utils import FusedCausalLMOutput
 
-from packed_forward.allowed_tokens import AllowedTokens
 from packed_forward.forward import packed_logps, strategy_of
 from packed_forward.logps import head_logps, spread
-from packed_forward.packing import PackedBatch
+from packed_forward.packing import AllowedTokens, PackedBatch
 
 EXTRAS = ("entropy", "mean_logits", "is_top1")
 """Per-token values TRL's metrics want beside the log-probabilities."""
@@ -24,17 +23,19 @@ class _ScaleGradient(torch.autograd.Function):
     their gradient by w is training on w times that pair's loss, whatever the loss."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, factor: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(factor)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         (factor,) = ctx.saved_tensors
         return grads[0] * factor, None
 
 
-def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None:
+def install_forward(model: torch.nn.Module, compact: bool, temperature: float = 1.0) -> None:
     """Give the causal model the forward TRL's loss calls with fused_lm_head=True.
 
     A `packed` batch is computed by the installed strategy. Else, `compact` projects completion positions only: TRL does
@@ -46,13 +47,13 @@ def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None
 
     @functools.wraps(type(model).forward)
     def forward(
-        self: Any,
-        *args: Any,
+        self: torch.nn.Module,
+        *args: object,
         fused_lm_head: bool = False,
         pair_weights: Any = None,
         packed: PackedBatch | None = None,
         allowed: AllowedTokens | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         if not fused_lm_head:
             return stock(*args, **kwargs)
@@ -72,7 +73,7 @@ def install_forward(model: Any, compact: bool, temperature: float = 1.0) -> None
     model.forward = types.MethodType(forward, model)
 
 
-def _packed_output(model: Any, packed: PackedBatch, temperature: float) -> FusedCausalLMOutput:
+def _packed_output(model: torch.nn.Module, packed: PackedBatch, temperature: float) -> FusedCausalLMOutput:
     logps, entropy, _, mean_logits, is_top1 = packed_logps(
         model, packed, strategy_of(model), EXTRAS, temperature
     )
@@ -86,12 +87,12 @@ def _packed_output(model: Any, packed: PackedBatch, temperature: float) -> Fused
 
 
 def _compact_output(
-    model: Any,
-    *args: Any,
+    model: torch.nn.Module,
+    *args: object,
     labels: torch.Tensor,
     temperature: float,
     allowed: AllowedTokens | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> FusedCausalLMOutput:
     hidden = model.base_model(*args, **kwargs).last_hidden_state[:, :-1]
     targets = labels[:, 1:]

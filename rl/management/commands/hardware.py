@@ -7,8 +7,8 @@ from typing import Any
 
 from backend.command import CommandOptions, RatchetCommand
 from rl.jobs.hardware import hardware_detect
-from rl.jobs.memory_estimate import sizes_that_fit
 from rl.recipes import recipe_named
+from rl.recipes.fit import sizes_that_fit
 
 ANSWER_WORDS = {True: "yes", False: "no", None: "none"}
 
