@@ -357,7 +357,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             self.data_collator = own
 
     def training_step(
-        self, model: torch.nn.Module, inputs: dict[str, Any], *args: object, **kwargs: object
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
         began = time.perf_counter()
 
@@ -371,7 +371,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             batch = send_to_device(batch, self.args.device, non_blocking=True)
             self._share = share
             try:
-                loss: torch.Tensor = super(PairTrainer, self).training_step(model, batch, *args, **kwargs)
+                loss: torch.Tensor = super(PairTrainer, self).training_step(model, batch, num_items_in_batch)
             except torch.OutOfMemoryError:
                 for name, values in self._metrics["train"].items():
                     del values[lengths.get(name, 0) :]

@@ -328,7 +328,7 @@ def right_of_sides(
     def of(side: Measured) -> list[Generation | None]:
         return [side.answers[place] for place in places]
 
-    def answers_of(model: LoadedPolicy) -> list[Generation | None]:
+    def answers_of(model: LoadedPolicy | LinearSide) -> list[Generation | None]:
         states = [prompt.row.get("state") for prompt in asked]
         return list(generate_answers(model, [prompt.messages for prompt in asked], work.agent, states=states))
 

@@ -408,7 +408,7 @@ class LoggedTrainer(GroupTrainer):
     """[N, T] of the newest forward: of the policy, in the loss."""
 
     def _get_per_token_logps_and_entropies(
-        self, *args: object, **others: object
+        self, *args: Any, **others: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         found = super()._get_per_token_logps_and_entropies(*args, **others)
         self._logps = found[0].detach()

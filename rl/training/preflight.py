@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def _room(policy: LoadedPolicy, rows: Sequence[Row], agent: Agent) -> int:
     return min(agent.max_new_tokens, max(LEAST_ROOM, 2 * longest))
 
 
-def _has_options(agent: Agent, state: object) -> bool:
+def _has_options(agent: Agent, state: Mapping[str, Any] | None) -> bool:
     """True if the agent chooses among listed responses in this state, or among the same few in any."""
     return bool(agent.choices(state))
 

@@ -136,8 +136,7 @@ class LinearRewardModel(RewardModel):
     """A `RewardModel` that reads the words and fields of prompt and response (`rl.linear`), without a base model."""
 
     def __init__(self, policy: LinearPolicy, facts: dict[str, Any], hardware: Hardware) -> None:
-        super().__init__(None, None, facts, hardware)
-        self.policy = policy
+        self.facts, self.hardware, self.policy = facts, hardware, policy
 
     def scores(self, items: Sequence[tuple[Sequence[Message], str]], batch_size: int = 16) -> list[float]:
         """Log-odds that each (prompt, response) is liked; for regression the score itself, in (0, 1)."""

@@ -129,7 +129,9 @@ class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
     micro_tokens: int = 0
     """Most tokens computed at once, padding included; 0 sets no limit."""
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """TRL's; a micro-batch above `micro_tokens` in parts of rows of like length, which add up to the same gradient.
 
         Processes of a launch exchange gradients after each part, so they do not cut: they may have other lengths.

@@ -404,13 +404,15 @@ class TokenizedTrainerMixin:
         watchers = (self.early_stopping, self.time_limit)
         return next((watcher.reason for watcher in watchers if watcher is not None and watcher.reason), "")
 
-    def training_step(self, model: torch.nn.Module, *args: object, **kwargs: object) -> torch.Tensor:
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """TRL's, after the step's general prompts, whose gradient stands in the weights when that of the first
         micro-batch comes: a wrapper that averages gradients over processes averages it too."""
         if self.rehearsal is not None and self._rehearsed != self.state.global_step:
             self._rehearsed = self.state.global_step
             self._rehearse(self.rehearsal)
-        loss: torch.Tensor = super().training_step(model, *args, **kwargs)  # type: ignore[misc]
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
         return loss
 
     def _rehearse(self, rehearsal: Rehearsal) -> None:
