@@ -97,7 +97,7 @@ print(json.dumps({
 FORGET = """
 from feedback.erasure.service import unit_forget
 from tests.support.imports import file_import
-from feedback.recording.recorder import Recorder, spool_folder
+from feedback.recording.recorder import Recorder, outbox_of, spool_folder
 from tests.test_erasure import SECRET, UNIT, copies, found_in, spooled, world
 
 def marked():
@@ -111,14 +111,15 @@ def marked():
 User.objects.filter(username="ada").delete()
 own, _ = world()
 copies(settings.RATCHET_HOME, own)
-(day,) = spooled(own).days()
+spooled(own)
 exported = settings.RATCHET_HOME.parent / "exported.jsonl"
 exported.write_text(json.dumps({"type": "decision", "id": str(own.pk), "agent": "helper", "messages": own.messages,
                                 "response": own.response}) + "\\n")
 before, others = marked(), Decision.objects.exclude(unit=UNIT).count()
 done = unit_forget(UNIT)
 after = marked()
-day.with_name(f"{day.stem}.progress.json").unlink()
+body = {"id": str(own.pk), "agent": "helper", "messages": own.messages, "response": own.response, "unit": UNIT}
+outbox_of(spool_folder()).put({"kind": "decision", "body": body})
 Recorder(spool_folder).replay()
 report = file_import(exported)
 print(json.dumps({"tables": len(before[0]), "files": len(before[1]), "left": marked(), "after": after,
