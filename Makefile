@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. `make demo MODEL=smollm2` runs it on another model. Needs Python 3.11+, make and a C++ compiler.
+# Two commands: `make demo` and `make test`. `make demo MODEL=smollm2` runs the loop on a real model. Needs Python 3.11+, make and a C++ compiler.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -1,20 +1,35 @@
-"""The `demo` command: the whole loop once, on the bundled base model or another one."""
+"""The `demo` command: the whole loop once, on the bundled base model or on a real language model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from feedback.transfer import import_
 from rl.agents import AGENTS
+from rl.base_models.service import base_model_given
+from rl.base_models.sources import AddedModel
+from rl.bundled_models import ADDED_FILE
 from rl.evaluation.service import EvaluationOrder, evaluate
+from rl.export.agreement import references_shared
 from rl.export.service import ExportOrder, export
 from rl.jobs import train
 from rl.jobs.lifecycle import TrainOrder
 from rl.management import simulation
-from rl.serving.base import Ask
+from rl.management.triage import NEW, TAUGHT, Ticket, decision_rows, tickets
+from rl.registry.service import RegistryRefused, policy_get, policy_promote
+from rl.serving.base import BASE, Ask, Model
+from rl.serving.chat_request import chat_request
+from rl.serving.files import base_file, policy_prepare
+from rl.serving.gateway import complete
 from rl.serving.llama import LlamaPolicy
 
 ACTOR = "demo"
@@ -34,42 +49,46 @@ class DemoStopped(Exception):
     """The training was stopped; the message says how to resume it."""
 
 
-AGENT, BUNDLED = "widgets", "bundled"
+def _train(label: str, order: TrainOrder, bar: Bar) -> dict[str, Any]:
+    with bar(label) as progress:
+        result = train.train(order, progress.update)
+    if result["status"] != "succeeded":
+        raise DemoStopped(
+            f"stopped; resume with: python manage.py train_{order.method} --resume {result['run']}"
+        )
+    return result
+
+
+# --- The bundled base model ---------------------------------------------------------------------------------
+
+BUNDLED_AGENT = "widgets"
 SCENARIOS, NOISE, RATERS = 500, 0.1, 3
 MAX_PAIRS = 1000
 """Enough pairs to learn the simulated taste; more would only take longer."""
 QUANTIZATION = "q4_k_m"
-MINUTES = 15.0
-"""Default time limit of the training of another model."""
 
 
-def demo(bar: Bar, base_model: str = BUNDLED, *, minutes: float = MINUTES) -> dict[str, Any]:
-    """Simulate, train, evaluate, export and answer. The ratings are SIMULATED.
-
-    The bundled model is trained without a time limit. Raises DemoStopped, and what the steps raise.
-    """
+def demo(bar: Bar, *, seed: int = 0) -> dict[str, Any]:
+    """Simulate, train, evaluate, export and answer on the bundled base model. The ratings are SIMULATED."""
     with bar(f"1/5 {SCENARIOS} scenarios, decided and rated (simulated)") as progress:
         simulated = simulation.simulate(
-            AGENT,
+            BUNDLED_AGENT,
             scenarios=SCENARIOS,
             rated=True,
             raters=RATERS,
             noise=NOISE,
-            seed=0,
+            seed=seed,
             progress=progress.update,
         )
     order = TrainOrder(
-        agent=AGENT,
-        config="cpu" if base_model == BUNDLED else None,
-        base_model=base_model,
-        knobs={"seed": 0} | ({} if base_model == BUNDLED else {"minutes": minutes}),
+        agent=BUNDLED_AGENT,
+        config="cpu",
+        base_model="bundled",
+        knobs={"seed": seed},
         max_samples=MAX_PAIRS,
         actor=ACTOR,
     )
-    with bar("2/5 training with DPO") as progress:
-        training = train.train(order, progress.update)
-    if training["status"] != "succeeded":
-        raise DemoStopped(f"stopped; resume with: python manage.py train_dpo --resume {training['run']}")
+    training = _train("2/5 training with DPO", order, bar)
     policy = training["policy"]
     with bar("3/5 evaluating on held-out prompts, against the base model") as progress:
         evaluation = evaluate(EvaluationOrder(policy=policy, compare_base=True, actor=ACTOR), progress.update)
@@ -91,7 +110,7 @@ def demo(bar: Bar, base_model: str = BUNDLED, *, minutes: float = MINUTES) -> di
 
 def _scenario_answered(gguf: Path) -> dict[str, Any]:
     """An unrated scenario, answered by the exported file."""
-    agent = AGENTS[AGENT]
+    agent = AGENTS[BUNDLED_AGENT]
     scenario = agent.scenarios()[-1]
     with LlamaPolicy(gguf) as policy:
         answer = policy.answer(Ask(agent.render(scenario.state), agent.max_new_tokens))
@@ -103,3 +122,169 @@ def _scenario_answered(gguf: Path) -> dict[str, Any]:
         "liked": valid and agent.hidden_preference(scenario.state, answer.text) >= 0.5,
         "latency_ms": answer.latency_ms,
     }
+
+
+# --- A real language model ----------------------------------------------------------------------------------
+
+TRIAGE = "triage"
+DECISIONS = 300
+MINUTES = 15.0
+"""Default time limit of the training, on a machine without an accelerator."""
+FRESH = 20
+"""Unrated messages that are asked, in wordings of the training and in new ones each."""
+ANSWER_TOKENS = 24
+QUANTIZATIONS = ("q4_k_m", "q8_0")
+SEED = 7
+
+
+@dataclass(frozen=True)
+class DemoAnswers:
+    """Right answers to fresh messages, and their latency."""
+
+    served_as: str
+    taught: int
+    """Right in wordings of the training."""
+    new: int
+    """Right in new wordings."""
+    of: int
+    """Messages of each kind."""
+    median_ms: float
+
+
+@dataclass(frozen=True)
+class ModelDemo:
+    """Result of the loop."""
+
+    model: str
+    policy: str
+    promoted: bool
+    refusal: str
+    """Why the gate refused the policy; empty if it was promoted."""
+    training: dict[str, Any]
+    evaluation: dict[str, Any]
+    answers: list[DemoAnswers]
+    files: list[dict[str, Any]]
+    seconds: dict[str, float]
+    """Step -> duration."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def model_demo(model: str, bar: Bar, *, decisions: int = DECISIONS, minutes: float = MINUTES) -> ModelDemo:
+    """Import, train, evaluate, promote, answer and export with a base model named as for `--model`.
+
+    The feedback is SIMULATED. Raises DemoStopped, and what the steps raise.
+    """
+    seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        seconds[name] = round(time.monotonic() - began, 1)
+
+    with timed("import"), bar(f"1/6 {model} and {decisions} decisions") as progress:
+        base = base_model_given(model, lambda line: progress.update(0, 0, line))
+        _decisions_import(decisions)
+    order = TrainOrder(
+        agent=TRIAGE,
+        method="sft",
+        base_model=base.name,
+        knobs={"minutes": minutes, "seed": SEED},
+        actor=ACTOR,
+    )
+    with timed("train"):
+        training = _train("2/6 training on the corrections with SFT", order, bar)
+    policy = training["policy"]
+    with timed("evaluate"), bar("3/6 evaluating on held-out prompts, against the app's answers") as progress:
+        evaluation = evaluate(
+            EvaluationOrder(policy=policy, compare="incumbent", actor=ACTOR), progress.update
+        )
+    with references_shared():
+        with timed("adapter"), bar("4/6 the adapter on the base's own file") as progress:
+            files = [_exported(policy, "gguf-lora", "", progress)]
+        adapter, original = Path(files[0]["path"]), _original(base.path)
+        with (
+            timed("promote and answer"),
+            bar("5/6 promoting, and answering through the gateway") as progress,
+        ):
+            refusal = _promoted(policy)
+            name = policy if refusal else TRIAGE
+            answers = [
+                _asked("the gateway", lambda ticket: _gateway_answer(name, ticket), progress),
+                _file_asked(f"adapter on {original.name}", original, adapter, progress),
+            ]
+        for quantization in QUANTIZATIONS:
+            with timed(quantization), bar(f"6/6 exporting to GGUF, {quantization}") as progress:
+                files.append(_exported(policy, "gguf", quantization, progress))
+                answers.append(_file_asked(quantization, Path(files[-1]["path"]), None, progress))
+    return ModelDemo(model, policy, not refusal, refusal, training, evaluation, answers, files, seconds)
+
+
+def _decisions_import(count: int) -> None:
+    """Import the triage decisions; existing ones stay."""
+    with tempfile.TemporaryDirectory(prefix="ratchet-demo-") as scratch:
+        path = Path(scratch) / "triage.jsonl"
+        rows = decision_rows(count, seed=SEED)
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")
+        import_.order_import(import_.ImportOrder(path, agent=TRIAGE, simulated=True))
+
+
+def _exported(policy: str, form: str, quantization: str, progress: ProgressReporter) -> dict[str, Any]:
+    """The GGUF file of an export, with its check."""
+    order = ExportOrder(policy=policy, format=form, quantization=quantization, actor=ACTOR)
+    made = export(order, progress.update)
+    file = next(file for file in made["files"] if str(file["path"]).endswith(".gguf"))
+    return {"form": quantization or "adapter", **file, "checked": made["checked"]}
+
+
+def _promoted(name: str) -> str:
+    """Promote a policy; returns the gate's refusal or ""."""
+    try:
+        policy_promote(policy_get(name), actor=ACTOR)
+    except RegistryRefused as refusal:
+        policy_prepare(policy_get(name))
+        return str(refusal)
+    return ""
+
+
+def _gateway_answer(name: str, ticket: Ticket) -> str:
+    body = {"model": name, "messages": ticket.messages, "max_tokens": ANSWER_TOKENS}
+    return str(complete(chat_request(body)).message.get("content") or "")
+
+
+def _file_asked(served_as: str, file: Path, adapter: Path | None, progress: ProgressReporter) -> DemoAnswers:
+    with LlamaPolicy(file) as llama:
+        return _asked(
+            served_as,
+            lambda ticket: llama.answer(Ask(ticket.messages, ANSWER_TOKENS), adapter).text,
+            progress,
+        )
+
+
+def _asked(served_as: str, answer: Callable[[Ticket], str], progress: ProgressReporter) -> DemoAnswers:
+    known = {row["prompt"][-1]["content"] for row in decision_rows(DECISIONS, seed=SEED)}
+    taught = (ticket for ticket in tickets(TAUGHT, seed=SEED + 1) if ticket.text not in known)
+    times: list[float] = []
+
+    def right(asked: Iterable[Ticket]) -> int:
+        count = 0
+        for ticket in islice(asked, FRESH):
+            began = time.perf_counter()
+            count += ticket.is_right(answer(ticket))
+            times.append(1e3 * (time.perf_counter() - began))
+            progress.update(len(times), 2 * FRESH, f"asking {served_as}")
+        return count
+
+    seen, unseen = right(taught), right(tickets(NEW, seed=SEED + 2))
+    return DemoAnswers(served_as, seen, unseen, FRESH, round(statistics.median(times), 1))
+
+
+def _original(folder: str) -> Path:
+    """The GGUF file that a base model was made from, else the one that serves it."""
+    if (Path(folder) / ADDED_FILE).is_file() and (file := AddedModel.load(Path(folder)).gguf):
+        return Path(folder) / file
+    found = base_file(Model(BASE, folder))
+    assert found is not None, "exporting the adapter writes it"
+    return found

@@ -1,4 +1,4 @@
-"""Run the whole loop once, on the bundled base model or another one."""
+"""Run the whole loop once, on the bundled base model or a real one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from rich.table import Table
 
 from backend.command import CommandOptions, RatchetCommand
 from backend.installation import as_typed
-from rl.management.demo import BUNDLED, MINUTES, DemoStopped, demo
-from rl.management.evaluation_text import share_text, verdict
-from rl.management.options import base_model_field, base_model_given
+from rl.export.agreement import ExportAgreement
+from rl.management.demo import MINUTES, DemoStopped, demo, model_demo
+from rl.management.evaluation_text import right_text, share_text, verdict
+from rl.management.options import base_model_field
 
 
 class Command(RatchetCommand):
     help = (
         "Run the whole loop once on the bundled base model: simulate decisions, rate them (simulated "
-        "raters), train, evaluate, register, export, answer. With --model, on another base model. "
-        "Example: manage.py demo"
+        "raters), train, evaluate, register, export, answer. With --model, on a real language model and a shop's "
+        "triage. Example: manage.py demo"
     )
 
     class Options(CommandOptions):
-        model: str | None = base_model_field("--model", "Base model", "the bundled one")
+        model: str | None = base_model_field("--model", "A real base model", "the bundled one")
         minutes: float = Field(
             MINUTES,
             description=f"N: Time limit of the training with --model, in minutes (default {MINUTES:g}). "
@@ -33,12 +34,45 @@ class Command(RatchetCommand):
 
     def work(self, options: dict[str, Any]) -> dict[str, Any]:
         try:
-            model = base_model_given(options["model"], self) or BUNDLED
-            return demo(self.bar, model, minutes=options["minutes"])
+            if options["model"]:
+                return model_demo(options["model"], self.bar, minutes=options["minutes"]).as_dict()
+            return demo(self.bar)
         except DemoStopped as stop:
             raise CommandError(str(stop)) from stop
 
     def show(self, result: dict[str, Any]) -> None:
+        if "simulation" in result:
+            self._show_bundled(result)
+        else:
+            self._show_model(result)
+
+    def _show_model(self, result: dict[str, Any]) -> None:
+        evaluation = result["evaluation"]
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column()
+        table.add_column(overflow="fold")  # a path is not cut
+        table.add_row("base model", result["model"])
+        table.add_row("policy", f"[bold]{result['policy']}[/bold]")
+        table.add_row("held out", right_text(evaluation))
+        table.add_row("valid answers of the policy", share_text(evaluation["valid_rate"]))
+        table.add_row("promoted", "yes" if result["promoted"] else f"no: {result['refusal']}")
+        for one in result["answers"]:
+            table.add_row(
+                f"right through {one['served_as']}",
+                f"{one['taught']} of {one['of']} fresh messages, {one['new']} of {one['of']} in new wordings; "
+                f"{one['median_ms']:.0f} ms an answer",
+            )
+        for file in result["files"]:
+            table.add_row(f"GGUF, {file['form']}", f"{file['path']} ({file['bytes'] / 1e6:.1f} MB)")
+            if found := file["checked"].get("agreement"):
+                table.add_row("", " ".join(ExportAgreement.model_validate(found).words()))
+        took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result["seconds"].items())
+        table.add_row("took", took)
+        title = "the whole loop, once; the feedback is SIMULATED"
+        self.console.print(Panel(table, title=title, title_align="left", expand=False))
+        self.stdout.write(verdict(evaluation))
+
+    def _show_bundled(self, result: dict[str, Any]) -> None:
         simulated, training, evaluation = result["simulation"], result["training"], result["evaluation"]
         comparison, answer = evaluation["comparison"], result["answer"]
         file = result["export"]["files"][0]
