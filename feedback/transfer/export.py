@@ -19,7 +19,7 @@ import orjson
 from feedback.storage.problem_rows import RowReader, unreadable_summary
 from feedback.transfer import formats
 from feedback.transfer.export_views import BEYOND_LIMIT, Selection, one_moment, records
-from feedback.transfer.formats.writers import Line, RowShape, View
+from feedback.transfer.formats.writers import Line, LineWritten, RowShape, View
 
 PIECE = 1 << 16
 """Bytes after which a piece of a stream is sent on."""
@@ -137,6 +137,8 @@ def _encode_lines(shape: RowShape, rows: Iterable[Line], report: ExportReport) -
 
 
 def _json(row: Line) -> bytes:
+    if isinstance(row, LineWritten):
+        return row.text
     try:
         return orjson.dumps(row)
     except orjson.JSONEncodeError:  # a whole number of more than 64 bits

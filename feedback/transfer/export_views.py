@@ -28,6 +28,7 @@ from feedback.storage.sql import rows_in
 from feedback.transfer.export_rows import (
     FETCH,
     decision_exports,
+    decision_texts,
     in_chains,
     only_standing,
     pieces,
@@ -173,7 +174,10 @@ def history(selection: Selection, left_out: Counter[str]) -> Iterator[Any]:
         yield from _history_of(selected_exports(selection, left_out), selection.agent)
         return
     yield from _trace_rows(selection.agent)
-    yield from selected_exports(selection, left_out)
+    if connection.vendor == "postgresql":
+        yield from decision_texts(selection.agent)
+    else:
+        yield from selected_exports(selection, left_out)
     yield from _comparison_rows(selection.agent)
 
 

@@ -45,7 +45,9 @@ from feedback.transfer.formats.writers import (
     ComparisonRow,
     DecisionExport,
     DecisionRow,
+    DecisionText,
     Line,
+    LineWritten,
     OutcomeRow,
     RatingRow,
     RowShape,
@@ -216,7 +218,9 @@ def write(rows: Iterable[Any], left_out: Counter[str]) -> Iterator[Line]:
     """The rows of feedback.transfer.export_views as lines of this format; nothing is ever left out."""
     for row in rows:
         line: Line
-        if isinstance(row, DecisionExport):
+        if isinstance(row, DecisionText):
+            line = LineWritten("decision", row.text)
+        elif isinstance(row, DecisionExport):
             decision = row.decision
             line = {"type": "decision", **_line(decision)}
             line["trace"] = line.pop("trace_id")

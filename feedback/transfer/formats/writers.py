@@ -26,6 +26,14 @@ Line: TypeAlias = dict[str, Any]
 """One row of a file, ready to become JSON; may hold orjson.Fragment."""
 
 
+class LineWritten(dict[str, Any]):
+    """A row that is JSON already; only its type is known here."""
+
+    def __init__(self, kind: str, text: bytes) -> None:
+        super().__init__(type=kind)
+        self.text = text
+
+
 Writer: TypeAlias = Callable[[Iterable[Any], Counter[str]], Iterator[Line]]
 """Records to rows; what the format has no words for is counted by reason instead."""
 
@@ -304,6 +312,12 @@ class TraceRow(row_of(TRACE, "id", after=("created_at",))):  # type: ignore[misc
     """A trace, its JSON columns as text."""
 
     __slots__ = ()
+
+
+class DecisionText(NamedTuple):
+    """A decision with its ratings and outcomes, as the text of a line of our own format."""
+
+    text: bytes
 
 
 class DecisionExport(NamedTuple):
