@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "backend.settings")
 
-from rl.gates.rules import gate_judge
-from rl.statistics import wilson_interval
-from tests.support.split_worlds import BOUNDS, Growth, forgetful, looks_at, promoted_at
+import django
+
+django.setup()
+
+from rl.gates.rules import gate_judge  # noqa: E402
+from rl.statistics import wilson_interval  # noqa: E402
+from tests.support.split_worlds import BOUNDS, Growth, forgetful, looks_at, promoted_at  # noqa: E402
 
 ARRIVALS = {
     "20 looks, 20 rated prompts before each": [20] * 20,

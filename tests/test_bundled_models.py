@@ -9,8 +9,8 @@ import pytest
 from rl import bundled_models
 from rl.checksums import base_hash
 from rl.recipes import Recipe
-from rl.training.loading import PolicyLoadError, adapter_save, base_check
-from rl.training.policy import load_policy
+from rl.training.loading import PolicyLoadError, base_check
+from rl.training.policy import adapter_save, load_policy
 from tests.support.tiny_models import HARDWARE, tiny_model
 
 

@@ -20,8 +20,7 @@ from rl.recipes import Recipe
 from rl.serving.base import Ask, ServingRefused
 from rl.serving.llama import Chat, LlamaPolicy
 from rl.training.encoding import Encoder, NotRenderable
-from rl.training.loading import adapter_save
-from rl.training.policy import load_policy
+from rl.training.policy import adapter_save, load_policy
 from tests.support.serving import BUNDLED
 from tests.support.tiny_models import HARDWARE, tiny_adapter, tiny_model
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,10 @@ class Made:
         self.asked: list[str] = []
         self.chosen: dict[str, str] = {}
         """Ask -> what is the likeliest of the listed answers, where that is not what is written."""
+
+    @contextlib.contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        yield
 
 
 @pytest.fixture

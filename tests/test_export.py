@@ -377,8 +377,7 @@ def test_an_exported_adapter_answers_as_the_original(llama: Path, llama_lora: Pa
 @pytest.mark.slow
 def test_an_exported_adapter_carries_our_model_card_without_a_path(tmp_path: Path) -> None:
     from rl.export.hugging_face import export_lora
-    from rl.training.loading import adapter_describe
-    from rl.training.policy import load_policy
+    from rl.training.policy import adapter_describe, load_policy
 
     bundled = Path(__file__).resolve().parent.parent / "rl" / "bundled_model"
     adapter = tiny_adapter(bundled, tmp_path / "adapter")

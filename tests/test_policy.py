@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from rl.checksums import base_hash
 from rl.recipes import Recipe
 from rl.training import loading
-from rl.training.loading import PolicyLoadError, adapter_read, adapter_save
-from rl.training.policy import Generation, LoadedPolicy, generate, load_policy
+from rl.training.loading import PolicyLoadError, adapter_read
+from rl.training.policy import Generation, LoadedPolicy, adapter_save, generate, load_policy
 from rl.training.scoring import score_responses
 from tests.support.tiny_models import HARDWARE, TOKENIZERS, tiny_adapter, tiny_model
 

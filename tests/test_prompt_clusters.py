@@ -196,7 +196,7 @@ def test_a_report_counts_clusters_and_shows_the_largest() -> None:
 
 
 @pytest.mark.django_db
-def test_clusters_stand_on_the_datasets_page_the_policys_page_and_in_rest(admin_client: Client) -> None:
+def test_clusters_stand_on_the_policys_page_and_in_the_gates_evidence(admin_client: Client) -> None:
     policy = policy_of("helper-v1", agent="helper")
     evaluation = judged(policy)
     prompt = [{"role": "user", "content": "<b>Reset</b>?"}]
@@ -209,10 +209,9 @@ def test_clusters_stand_on_the_datasets_page_the_policys_page_and_in_rest(admin_
     evaluation.figures["clusters"], evaluation.snapshot = report, snapshot
     evaluation.save()
     policy_evaluated(policy, evaluation, actor="test")
-    for address in (f"/admin/rl/snapshot/{snapshot.pk}/change/", "/policies/helper-v1/"):
-        page = admin_client.get(address).text
-        assert cluster_text(report) in page
-        assert "&lt;b&gt;Reset&lt;/b&gt;?" in page
+    page = admin_client.get("/policies/helper-v1/").text
+    assert cluster_text(report) in page
+    assert "&lt;b&gt;Reset&lt;/b&gt;?" in page
     assert evidence_of(evaluation).near_identical == cluster_text(report)
     rows = ApiClient("read").get("/api/policies/?agent=helper").json()["results"]
     (found,) = [row for row in rows if row["kind"] != "recorded"]

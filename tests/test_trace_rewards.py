@@ -13,6 +13,7 @@ from django.core.management import call_command
 
 from feedback.models import Decision
 from feedback.recording.ingest import trace_record
+from feedback.recording.recorder import outbox_of
 from feedback.services import decision_record, outcome_record, rating_submit
 from ratchet_client import TraceCollector, hook_into_agent, records_decision
 from rl.datasets import get_training_stats, prepare_training_dataset
@@ -95,9 +96,8 @@ class Bot:
 
 def sent(spool: Path) -> None:
     """Record what lies in a spool, as its sender would over REST."""
-    for line in sorted(spool.glob("*.jsonl")):
-        for record in map(json.loads, line.read_text("utf-8").splitlines()):
-            trace_record(**record["body"])
+    for record in outbox_of(spool).pending():
+        trace_record(**record.body["body"])
 
 
 @pytest.mark.django_db

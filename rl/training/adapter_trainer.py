@@ -23,8 +23,8 @@ from rl.agents.base import Row
 from rl.recipes import BASE, AdapterRecipe, DPORecipe, Recipe
 from rl.recipes.fit import curriculum_order
 from rl.training.encoding import EncodedResponse
-from rl.training.loading import ADAPTER_FILES, PolicyLoadError, adapter_check, adapter_read, adapter_save
-from rl.training.policy import LoadedPolicy, lora_config, matmul
+from rl.training.loading import ADAPTER_FILES, PolicyLoadError, adapter_read
+from rl.training.policy import LoadedPolicy, adapter_check, adapter_save, lora_config, matmul
 from rl.training.result import TrainingRefused, TrainResult
 from rl.training.run import (
     Processes,

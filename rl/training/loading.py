@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -27,12 +24,9 @@ from transformers.utils import cached_file, logging
 
 from rl.bundled_models import resolve_base_model
 from rl.chat_templates import template_read
-from rl.checksums import TEMPLATE_FILES, FileDamaged, sums_check, sums_write
+from rl.checksums import TEMPLATE_FILES, FileDamaged, sums_check
 from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware
-
-if TYPE_CHECKING:
-    from rl.training.policy import LoadedPolicy
 
 
 def load_shape(base_model: str, *, causal: bool = True) -> tuple[Any, Encoder, int]:
@@ -359,86 +353,3 @@ def _listing(path: Path) -> str:
         if names
         else "nothing"
     )
-
-
-_CARD = """---
-library_name: peft
-base_model: {base_model}
-tags: [ratchet, preference-learning, lora]
----
-# LoRA adapter for {purpose}
-
-- base model: `{base_model}` ({base_model_hash})
-- trained with: {method}
-
-A checkpoint of a training run. It is not evaluated: its figures, data and limits stand in the card of the policy it
-becomes.
-"""
-
-
-def adapter_save(
-    policy: LoadedPolicy,
-    path: str | Path,
-    *,
-    agent: str = "",
-    method: str = "",
-    weights: dict[str, Any] | None = None,
-) -> Path:
-    """Write adapter, tokenizer and ratchet.json into `path`, whole or not at all; an older one there is replaced.
-
-    `weights`: the model's, where its own are spread over several processes.
-    """
-    if not isinstance(policy.model, PeftModel):
-        raise ValueError("expected a policy with an adapter to save, found a base model alone")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    shutil.rmtree(half, ignore_errors=True)
-    try:
-        policy.model.save_pretrained(half, selected_adapters=["default"], state_dict=weights)
-        adapter_describe(policy, half, agent=agent, method=method)
-        if path.exists():
-            shutil.rmtree(path)
-        half.replace(path)
-    finally:
-        shutil.rmtree(half, ignore_errors=True)
-    return path
-
-
-def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", method: str = "") -> None:
-    """Make a directory with a PEFT adapter complete: tokenizer, chat template, ratchet.json and a model card.
-
-    The card replaces PEFT's template; neither it nor adapter_config.json names the path of the base model on this
-    machine, but the base as it was asked for. The registry writes a fuller card once the adapter is a policy
-    (`rl.registry.model_card`).
-    """
-    config = path / "adapter_config.json"
-    if config.is_file():
-        named = json.loads(config.read_text("utf-8")) | {"base_model_name_or_path": policy.base_model}
-        config.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
-    policy.tokenizer.save_pretrained(path)
-    facts = {
-        "base_model": policy.base_model,
-        "base_model_hash": policy.base_model_hash,
-        "base_files": policy.base_files,
-        "agent": agent,
-        "method": method,
-        "trained_on": policy.quantization,
-    }
-    (path / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-    (path / "README.md").write_text(
-        _CARD.format(**facts, purpose=f"agent `{agent}`" if agent else "no agent"), "utf-8"
-    )
-    templates = [str(file.relative_to(path)) for name in TEMPLATE_FILES for file in path.glob(name)]
-    sums_write(path, [*ADAPTER_FILES, *templates])
-
-
-def adapter_check(policy: LoadedPolicy, path: Path, facts: dict[str, Any]) -> None:
-    """Raises PolicyLoadError for an adapter of another base than the one that is loaded."""
-    expected = facts.get("base_model_hash")
-    if expected:
-        base_check(f"the adapter {path}", facts, policy.base_model, policy.base_model_hash, policy.base_files)
-    if not expected:
-        policy.notes.append(
-            f"{path.name} has no {FACTS}: whether it belongs to this base could not be checked"
-        )

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +25,7 @@ from packed_forward.row_cache import RowCache, row_key
 from packed_forward.selftest_cache import SelftestCache
 from rl.agents.base import Message
 from rl.chat_templates import template_read
-from rl.checksums import base_files, base_hash
+from rl.checksums import TEMPLATE_FILES, base_files, base_hash, sums_write
 from rl.decoding.constraint import Constraint, GrammarVocabulary, SchemaRefused
 from rl.recipes import Recipe
 from rl.training.constrained_generation import (
@@ -40,9 +42,10 @@ from rl.training.encoding import Encoder, batches_within
 from rl.training.hardware import Hardware, cpu_model, detect
 from rl.training.loading import (
     ADAPTER_FILES,
+    FACTS,
     PolicyLoadError,
-    adapter_check,
     adapter_read,
+    base_check,
     config_load,
     encoder_made,
     four_bit,
@@ -425,3 +428,86 @@ def _with_adapter(policy: LoadedPolicy, path: Path, facts: dict[str, Any], train
         return PeftModel.from_pretrained(policy.model, path, is_trainable=trainable, use_safetensors=True)
     except (ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise PolicyLoadError(f"the adapter {path} does not fit {policy.base_model}: {error}") from error
+
+
+_CARD = """---
+library_name: peft
+base_model: {base_model}
+tags: [ratchet, preference-learning, lora]
+---
+# LoRA adapter for {purpose}
+
+- base model: `{base_model}` ({base_model_hash})
+- trained with: {method}
+
+A checkpoint of a training run. It is not evaluated: its figures, data and limits stand in the card of the policy it
+becomes.
+"""
+
+
+def adapter_save(
+    policy: LoadedPolicy,
+    path: str | Path,
+    *,
+    agent: str = "",
+    method: str = "",
+    weights: dict[str, Any] | None = None,
+) -> Path:
+    """Write adapter, tokenizer and ratchet.json into `path`, whole or not at all; an older one there is replaced.
+
+    `weights`: the model's, where its own are spread over several processes.
+    """
+    if not isinstance(policy.model, PeftModel):
+        raise ValueError("expected a policy with an adapter to save, found a base model alone")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    shutil.rmtree(half, ignore_errors=True)
+    try:
+        policy.model.save_pretrained(half, selected_adapters=["default"], state_dict=weights)
+        adapter_describe(policy, half, agent=agent, method=method)
+        if path.exists():
+            shutil.rmtree(path)
+        half.replace(path)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    return path
+
+
+def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", method: str = "") -> None:
+    """Make a directory with a PEFT adapter complete: tokenizer, chat template, ratchet.json and a model card.
+
+    The card replaces PEFT's template; neither it nor adapter_config.json names the path of the base model on this
+    machine, but the base as it was asked for. The registry writes a fuller card once the adapter is a policy
+    (`rl.registry.model_card`).
+    """
+    config = path / "adapter_config.json"
+    if config.is_file():
+        named = json.loads(config.read_text("utf-8")) | {"base_model_name_or_path": policy.base_model}
+        config.write_text(json.dumps(named, indent=2) + "\n", "utf-8")
+    policy.tokenizer.save_pretrained(path)
+    facts = {
+        "base_model": policy.base_model,
+        "base_model_hash": policy.base_model_hash,
+        "base_files": policy.base_files,
+        "agent": agent,
+        "method": method,
+        "trained_on": policy.quantization,
+    }
+    (path / FACTS).write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+    (path / "README.md").write_text(
+        _CARD.format(**facts, purpose=f"agent `{agent}`" if agent else "no agent"), "utf-8"
+    )
+    templates = [str(file.relative_to(path)) for name in TEMPLATE_FILES for file in path.glob(name)]
+    sums_write(path, [*ADAPTER_FILES, *templates])
+
+
+def adapter_check(policy: LoadedPolicy, path: Path, facts: dict[str, Any]) -> None:
+    """Raises PolicyLoadError for an adapter of another base than the one that is loaded."""
+    expected = facts.get("base_model_hash")
+    if expected:
+        base_check(f"the adapter {path}", facts, policy.base_model, policy.base_model_hash, policy.base_files)
+    if not expected:
+        policy.notes.append(
+            f"{path.name} has no {FACTS}: whether it belongs to this base could not be checked"
+        )

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from rl.training.constrained_generation import AnswerForms, Sampling, generate_tokens
 from rl.training.encoding import EncodedResponse, Encoder
-from rl.training.loading import adapter_save
-from rl.training.policy import LoadedPolicy
+from rl.training.policy import LoadedPolicy, adapter_save
 from rl.training.ppo_formulas import truncate_at_stop
 from rl.training.result import TrainingFailed
 

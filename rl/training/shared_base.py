@@ -26,8 +26,7 @@ from packed_forward.strategies import Strategy
 from rl.recipes import PPORecipe
 from rl.training.adapter_trainer import lora_config_of, weights_begin
 from rl.training.encoding import EncodedResponse
-from rl.training.loading import adapter_save
-from rl.training.policy import LoadedPolicy, lora_config
+from rl.training.policy import LoadedPolicy, adapter_save, lora_config
 from rl.training.result import TrainingRefused, checkpoint_seal
 
 POLICY = "default"

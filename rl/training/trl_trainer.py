@@ -31,8 +31,7 @@ from packed_forward.trl_forward import install_forward, is_sharded
 from rl.recipes.base import AnswerRecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.general import Rehearsal
-from rl.training.loading import adapter_describe, adapter_save
-from rl.training.policy import LoadedPolicy
+from rl.training.policy import LoadedPolicy, adapter_describe, adapter_save
 from rl.training.result import TrainingFailed, TrainListener, checkpoint_is_whole, checkpoint_seal
 from rl.training.run import RunContext, failures_explained
 
