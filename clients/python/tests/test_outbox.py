@@ -97,3 +97,13 @@ def test_a_lock_is_one_threads_at_a_time(tmp_path: Path) -> None:
             assert not second
     with exclusive(path, wait=False) as free:
         assert free
+
+
+def test_without_fsync_removing_records_moves_the_log_into_the_file(tmp_path: Path) -> None:
+    journal = Outbox(tmp_path, ProblemLog(), name="journal", fsync=False)
+    for number in range(400):  # a log of over 1,000 pages, from which SQLite would move it within `put`
+        assert journal.put({"n": number, "text": "x" * 12_000}, key=str(number))
+    assert journal.path.stat().st_size < 12_000
+    journal.remove(str(number) for number in range(399))
+    assert journal.path.stat().st_size > 400 * 12_000
+    assert bodies(journal) == [399]

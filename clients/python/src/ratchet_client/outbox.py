@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -19,6 +20,8 @@ MAX_WAITING = 1_000
 """Most records in memory while the disk cannot be written. Further records are lost, and the log says so."""
 BUSY_S = 10.0
 """Seconds that a write waits for the writes of other processes."""
+CHECKPOINT_S = 1.0
+"""Least seconds between two checkpoints of an outbox without fsync."""
 SUFFIX = ".sqlite3"
 FAULTS = (OSError, sqlite3.Error)
 
@@ -65,6 +68,7 @@ class Outbox:
         self._guard = threading.Lock()
         self._database = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._checkpointed = 0.0
         renew_after_fork(self)
 
     def after_fork(self) -> None:
@@ -146,6 +150,8 @@ class Outbox:
     def remove(self, keys: Iterable[str]) -> None:
         """Delete the records with these keys."""
         self._change("DELETE FROM record WHERE key = ?", [(key,) for key in keys])
+        if not self.fsync and time.monotonic() - self._checkpointed >= CHECKPOINT_S:
+            self._checkpoint()
 
     def defer(self, number: int) -> None:
         """Put a record behind those that were tried less often."""
@@ -169,6 +175,15 @@ class Outbox:
         if self.path.exists():
             with self._database:
                 self._run(lambda database: database.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
+
+    def _checkpoint(self) -> None:
+        """Move SQLite's log into the file, beside writers. What fails now is done the next time."""
+        self._checkpointed = time.monotonic()
+        with (
+            contextlib.suppress(*FAULTS),
+            contextlib.closing(sqlite3.connect(self.path, timeout=0)) as database,
+        ):
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     # --- Reading ------------------------------------------------------------------------------------------
 
@@ -254,6 +269,8 @@ class Outbox:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA secure_delete=ON")
+            if not self.fsync:  # A checkpoint waits for the disk. `remove` makes it, so no `put` waits.
+                connection.execute("PRAGMA wal_autocheckpoint=0")
             connection.executescript(_SCHEMA)
         except sqlite3.Error:
             connection.close()
