@@ -116,15 +116,20 @@ def _with_kept(report: dict[str, Any], progress: Progress | None) -> dict[str, A
 def candidate_kept(run: TrainingRun, progress: Progress | None = None) -> TrainingRun:
     """The run whose policy is kept: of a run of `auto` and its stages, the best on the eval split.
 
-    The policies are compared once. The steps after training then belong to the kept run.
+    The policies are compared once. The steps after training then belong to the kept run. Where the comparison does not
+    tell, a language model is kept, as it knows words that nobody rated; the bundled one knows none, so the linear
+    policy is kept beside it.
     """
     made = list(run.stages.filter(policy__isnull=False).order_by("pk"))
     if not run.method_reason or not made or "kept_run" in run.result:
         return run.kept_run
     memory_release()
     with pulse(run):
-        compared = candidates_compared([one.policy for one in (*made, run)], PhaseRecorder(run, progress))
-    kept = next(one for one, score in zip((*made, run), compared, strict=True) if score.kept)
+        candidates = [*made, run]
+        if run.base_model == BUNDLED:
+            candidates.sort(key=lambda one: one.policy.kind == Policy.Kind.LINEAR)
+        compared = candidates_compared([one.policy for one in candidates], PhaseRecorder(run, progress))
+    kept = next(one for one, score in zip(candidates, compared, strict=True) if score.kept)
     run.result |= {"candidates": [asdict(one) for one in compared], "kept_run": kept.pk}
     with transaction.atomic():
         if kept != run and run.is_followed:
