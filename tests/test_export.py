@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl.checksums import base_hash
-from rl.export import artifact, merged_model
+from rl.export import artifact, hugging_face
 from rl.export.artifact import ExportRefused, exported_file, staged_file, staged_folder
 from rl.export.hugging_face import export_lora, export_merged
 from rl.export.source import source_open
@@ -242,7 +242,7 @@ def test_merging_keeps_the_base_type(tmp_path: Path) -> None:
 def test_large_models_are_written_in_shards(
     llama: Path, llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merged_model, "SHARD_BYTES", 150_000)
+    monkeypatch.setattr(hugging_face, "SHARD_BYTES", 150_000)
     export_merged(None, llama_lora, tmp_path / "out")
     shards = sorted(tmp_path.glob("out/model-*.safetensors"))
     assert len(shards) == 4
