@@ -271,10 +271,12 @@ def trained_by_commands(
         for row in map(json.loads, snapshot.read_text("utf-8").splitlines())
         if row["split"] in ("train", "eval")
     }
-    return {name: made["training"].get(name) for name in names} | {
-        "adapter": made["training"]["checkpoint"],
-        "learnt": [row for row in rows if row["prompt"] in texts],
-    }
+    training = made["training"]
+    kept = Path(training["checkpoint"]).with_name(training["policy"])  # of `auto`: the best on the eval split
+    found = {name: training.get(name) for name in names}
+    if (kept / WEIGHTS).is_file():
+        found["method"] = "linear"
+    return found | {"adapter": str(kept), "learnt": [row for row in rows if row["prompt"] in texts]}
 
 
 def measured(world: World, size: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
