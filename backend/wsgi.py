@@ -3,7 +3,8 @@
 import gc
 import os
 
-import scipy.stats  # noqa: F401  Loaded before the first request, as the rest below.
+import datasketch  # noqa: F401  Loaded before the first request, as the rest below.
+import scipy.stats  # noqa: F401
 from django.core.wsgi import get_wsgi_application
 from django.urls import get_resolver
 

@@ -119,9 +119,10 @@ def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, Dis
             stamp: tuple[Any, ...] = (one.ratings, one.comparisons, one.newest_at, minimum)
             distances[agent] = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
         elif not one.feedback and 0 < one.decisions <= MAX_COUNT:
-            # Without ratings, outcomes, demonstrations or tests may still lead.
+            # Without ratings, outcomes, demonstrations or tests may still lead. An app records decisions all the time,
+            # so they are read again only when their number has doubled.
             measured = RewardRecord.objects.filter(agent=agent, measured=True).count()
-            stamp = (one.decisions, measured, minimum)
+            stamp = (one.decisions.bit_length(), measured, minimum)
             distance = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
             if distance.available or measured:
                 distances[agent] = distance
