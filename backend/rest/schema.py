@@ -35,7 +35,7 @@ class ErrorDetails(Answer):
     code: str
     """For programs: invalid, not_found, conflict, throttled, ..."""
     message: str
-    """Text of the error, for people: it says what was expected and what was found."""
+    """What went wrong, as a sentence for people."""
     fields: dict[str, str]
     """Field or parameter -> what is wrong with it."""
 

@@ -1,4 +1,4 @@
-"""Exceptions that the client raises. Each message says what was expected, what was found and what to do next."""
+"""Exceptions of the client. A message names the fault and the next step."""
 
 from __future__ import annotations
 
