@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,23 +146,33 @@ def policy_follow_up(request: HttpRequest, name: str) -> HttpResponse:
     return redirect_back(request, "policy", name)
 
 
-@button(MOVE)
-def policy_move(request: HttpRequest, name: str) -> HttpResponse:
-    """Promote, reject, retire or roll back; what the registry says is shown."""
-    found = get_object_or_404(Policy, name=name)
-    incumbent_sync(found.agent)
+def _moved(
+    request: HttpRequest,
+    found: Policy | RewardModelVersion,
+    move: Callable[..., Policy | RewardModelVersion],
+    refused: type[Exception],
+) -> None:
+    """Move a version up or down by `move`, and show what that says."""
     try:
-        moved = registry.policy_move(
+        moved = move(
             found,
             request.POST.get("move", ""),
             actor=request.user.get_username(),
             reason=request.POST.get("reason", "").strip(),
             force=request.POST.get("force") == "on",
         )
-    except registry.RegistryRefused as refusal:
+    except refused as refusal:
         messages.error(request, str(refusal))
     else:
         messages.success(request, f"{moved.name} is {moved.stage} now.")
+
+
+@button(MOVE)
+def policy_move(request: HttpRequest, name: str) -> HttpResponse:
+    """Promote, reject, retire or roll back; what the registry says is shown."""
+    found = get_object_or_404(Policy, name=name)
+    incumbent_sync(found.agent)
+    _moved(request, found, registry.policy_move, registry.RegistryRefused)
     return redirect_back(request, "policy", name)
 
 
@@ -390,16 +400,5 @@ def registry_named(run: TrainingRun, version: RewardModelVersion) -> bool:
 def reward_model_move(request: HttpRequest, name: str) -> HttpResponse:
     """Promote or retire; what the registry says is shown."""
     found = get_object_or_404(RewardModelVersion, name=name)
-    try:
-        moved = reward_model_service.reward_model_move(
-            found,
-            request.POST.get("move", ""),
-            actor=request.user.get_username(),
-            reason=request.POST.get("reason", "").strip(),
-            force=request.POST.get("force") == "on",
-        )
-    except reward_model_service.RewardModelRefused as refusal:
-        messages.error(request, str(refusal))
-    else:
-        messages.success(request, f"{moved.name} is {moved.stage} now.")
+    _moved(request, found, reward_model_service.reward_model_move, reward_model_service.RewardModelRefused)
     return redirect("reward-model", name)
