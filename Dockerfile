@@ -48,8 +48,7 @@ COPY --from=build-trainer /opt/venv /opt/venv
 RUN RATCHET_HOME=/tmp/check python manage.py check && rm -rf /tmp/check
 USER 10001:10001
 VOLUME ["/data", "/backups"]
-ENV Q_CLUSTER_NAME=training
-CMD ["python", "manage.py", "qcluster"]
+CMD ["python", "manage.py", "serve", "--only", "training"]
 
 FROM runtime AS web
 COPY --from=build-web /opt/venv /opt/venv

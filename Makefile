@@ -59,7 +59,7 @@ $(STAMP)-rl: $(VENV)/bin/python requirements.txt requirements-rl.txt
 	$(BIN)/python -m pip install --prefer-binary -r requirements-rl.txt
 	@touch $@
 
-$(STAMP)-dev: $(VENV)/bin/python requirements.txt requirements-rl.txt requirements-dev.txt requirements-docs.txt
+$(STAMP)-dev: $(VENV)/bin/python requirements.txt requirements-rl.txt requirements-dev.txt requirements-docs.txt requirements-extras.txt
 	$(BIN)/python -m pip install --prefer-binary -r requirements-dev.txt
 	@touch $@ $(STAMP)-rl $(STAMP)-docs
 

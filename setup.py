@@ -1,5 +1,6 @@
 """What pyproject.toml cannot say: pins taken from the requirements files, and folders that lie beside the packages."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -13,9 +14,15 @@ def pins(name: str) -> list[str]:
     return [line for line in lines if line and not line.startswith(("#", "-"))]
 
 
+def extras(name: str) -> dict[str, list[str]]:
+    """Pins of each `# [extra]` of a file."""
+    parts = re.split(r"^# \[(\w+)\].*$", (HERE / name).read_text("utf-8"), flags=re.MULTILINE)
+    return {extra: block.split() for extra, block in zip(parts[1::2], parts[2::2], strict=True)}
+
+
 setup(
     install_requires=pins("requirements.txt"),
-    extras_require={"rl": pins("requirements-rl.txt")},
+    extras_require={"rl": pins("requirements-rl.txt"), **extras("requirements-extras.txt")},
     packages=[
         # by name: what else lies here (tests, benchmarks, clients/, var/) is no part of the program
         *find_packages(include=["backend*", "feedback*", "rl*"]),

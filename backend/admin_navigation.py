@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from django.http import HttpRequest
@@ -10,7 +11,7 @@ from django.urls import reverse_lazy
 from django.utils.safestring import SafeString, mark_safe
 
 
-def page_context(request: HttpRequest) -> dict[str, Any]:
+def page_context(request: HttpRequest) -> dict[str, object]:
     """Context of every admin page, laid over Unfold's: no colours, which it would write into the page as a style.
 
     The Content-Security-Policy refuses styles in pages; the colours lie in static/rl/admin_colors.css.
@@ -18,7 +19,7 @@ def page_context(request: HttpRequest) -> dict[str, Any]:
     return {"colors": {}}
 
 
-def index_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+def index_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, object]:
     """Context of the admin's first page: the groups of its navigation, with the lists that this person may see."""
     groups = [
         {**group, "items": [item for item in group["items"] if item["has_permission"]]}
@@ -27,7 +28,7 @@ def index_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, An
     return {**context, "title": "Admin", "groups": [group for group in groups if group["items"]]}
 
 
-def json_html(value: Any, encoder: type[json.JSONEncoder] | None) -> SafeString:
+def json_html(value: object, encoder: type[json.JSONEncoder] | None) -> SafeString:
     """JSON as HTML whose colours come from classes, in place of Unfold's, which has a style at every word."""
     from pygments import highlight
     from pygments.formatters.html import HtmlFormatter
@@ -38,7 +39,7 @@ def json_html(value: Any, encoder: type[json.JSONEncoder] | None) -> SafeString:
     return mark_safe(highlight(text, JsonLexer(), HtmlFormatter(cssclass="ratchet-json")))  # noqa: S308
 
 
-def _link(address: str, title: str, icon: str, about: str, permission: str) -> dict[str, Any]:
+def _link(address: str, title: str, icon: str, about: str, permission: str) -> dict[str, object]:
     """An entry, shown to those with a permission; `about` stands on the first page."""
     return {
         "title": title,
@@ -49,7 +50,7 @@ def _link(address: str, title: str, icon: str, about: str, permission: str) -> d
     }
 
 
-def _lists(*rows: tuple[str, str, str, str]) -> list[dict[str, Any]]:
+def _lists(*rows: tuple[str, str, str, str]) -> list[dict[str, object]]:
     """Lists of the admin: app_model, title, icon and what it is for."""
     return [
         _link(f"admin:{name}_changelist", title, icon, about, f"{app}.view_{model}")
@@ -58,32 +59,7 @@ def _lists(*rows: tuple[str, str, str, str]) -> list[dict[str, Any]]:
     ]
 
 
-NAVIGATION: list[dict[str, Any]] = [
-    {
-        "title": "Pages",
-        "about": "What happens every day stands on pages of its own.",
-        "items": [
-            _link(
-                "decisions", "Decisions", "alt_route", "Prompts, responses, ratings", "feedback.view_decision"
-            ),
-            _link(
-                "runs",
-                "Training runs",
-                "model_training",
-                "Recipe, data, machine and log",
-                "rl.view_trainingrun",
-            ),
-            _link(
-                "policies",
-                "Policies and moves",
-                "trending_up",
-                "Promote, roll back, retire",
-                "rl.view_policy",
-            ),
-            _link("reward-models", "Reward models", "grade", "Score answers", "rl.view_rewardmodelversion"),
-            _link("experiments", "Experiments and results", "monitoring", "Effects", "rl.view_experiment"),
-        ],
-    },
+NAVIGATION: list[Mapping[str, object]] = [
     {
         "title": "Registry",
         "about": "What was made of the feedback, as it is on record. It can be looked up here, not changed.",
@@ -93,7 +69,6 @@ NAVIGATION: list[dict[str, Any]] = [
             ("rl_evaluation", "Evaluations", "balance", "Measurements of a policy on held-out prompts"),
             ("rl_artifact", "Artifacts", "inventory_2", "Exported files, with size and SHA-256"),
             ("rl_benchmarkresult", "Benchmark results", "speed", "Scores on public tasks, beside the base's"),
-            ("rl_labelrun", "Label runs", "label", "Models that suggest ratings to people"),
         ),
     },
     {

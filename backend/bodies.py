@@ -33,13 +33,13 @@ class Query(Sent):
     """Query of a request. Its values are texts; an empty one is as good as nothing."""
 
 
-def _int_of_text(text: Any) -> Any:
+def _int_of_text(text: object) -> object:
     return (
         int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 20 else text
     )
 
 
-def _float_of_text(text: Any) -> Any:
+def _float_of_text(text: Any) -> object:
     try:
         return float(text)
     except ValueError:
@@ -92,7 +92,7 @@ _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
-def value_excerpt(value: Any) -> str:
+def value_excerpt(value: object) -> str:
     """A value as an error shows it: at most a line."""
     text = _short.repr(value)
     return text if len(text) <= 120 else text[:117] + "..."

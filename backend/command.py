@@ -1,4 +1,4 @@
-"""Base of every management command: --json, one-line refusals, exit codes, progress on stderr."""
+"""Base of every management command: --json, one-line refusals, exit codes, progress on stderr, the next step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import UnionType
-from typing import IO, Any, Literal, Union, cast, get_args, get_origin
+from typing import IO, Any, Generic, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, OperationalError, connection
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -30,10 +33,41 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from backend.database import migrations_waiting
-from backend.disks import disk_fault
-from backend.installation import PROGRAM, as_typed
-from backend.pace import Pace
+from backend.database import NEWER_STEP, migrations_waiting, newer_fault
+from backend.installation import PROGRAM, as_typed, disk_fault
+
+SHOWN_AFTER_S = 3.0
+"""Seconds before the rate is shown, because the first steps are slower."""
+
+
+@dataclass
+class Pace:
+    """Measures from the first report; restarts when the count falls or the total changes."""
+
+    total: int = 0
+    done: int = 0
+    first: int = 0
+    start_s: float = 0.0
+
+    def words(self, done: int, total: int) -> str:
+        """Such as `1.2 s each, 4 min left`; empty before there is a rate and at the end."""
+        now = time.monotonic()
+        if total != self.total or done < self.done:
+            self.total, self.first, self.start_s = total, done, now
+        self.done = done
+        elapsed, count = now - self.start_s, done - self.first
+        if count < 1 or elapsed < SHOWN_AFTER_S or done >= total:
+            return ""
+        each_s = elapsed / count
+        rate = f"{each_s:.1f} s each" if each_s >= 1 else f"{1 / each_s:.0f} a second"
+        return f"{rate}, {_duration(each_s * (total - done))} left"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
 
 logger = logging.getLogger("rl.command")
 
@@ -159,22 +193,38 @@ def migrations_applied() -> None:
         raise CommandError(f"the database is {waiting} migrations behind: run `{PROGRAM} migrate` first")
 
 
+NEEDED, BY_HAND = object(), object()
+"""Annotations of options; see `CommandOptions`."""
+
+
 class CommandOptions(BaseModel):
     """Options of a command: a field is one, and its docstring the help (after the METAVAR and a colon).
 
     A field without a default, or annotated with "?" or "*", is an argument without dashes. A tuple in the annotation
-    holds the choices, as a Literal does. A tuple as value: the option is repeatable.
+    holds the choices, as a Literal does. A tuple as value: the option is repeatable. NEEDED: an option that must be
+    given. BY_HAND: the command adds it itself.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
 
 
+Result: TypeAlias = dict[str, Any]
+"""JSON object that a command prints, where it has no type of its own."""
+Opts = TypeVar("Opts", bound=CommandOptions)
+R = TypeVar("R")
+
+
 def options_add(parser: CommandParser, options: type[CommandOptions]) -> None:
     """Add the fields of `options` to a parser."""
     for name, field in options.model_fields.items():
+        if BY_HAND in field.metadata:
+            continue
         nargs = next((one for one in field.metadata if isinstance(one, str)), None)
-        flag = name if nargs or field.is_required() else f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, **_argument(field, nargs))
+        is_needed = NEEDED in field.metadata
+        is_bare = nargs or (field.is_required() and not is_needed)
+        flag = name if is_bare else f"--{name.replace('_', '-')}"
+        more: dict[str, Any] = {"required": True} if is_needed else {}
+        parser.add_argument(flag, **_argument(field, nargs), **more)
 
 
 def _argument(field: FieldInfo, nargs: str | None) -> dict[str, Any]:
@@ -185,7 +235,7 @@ def _argument(field: FieldInfo, nargs: str | None) -> dict[str, Any]:
     options = {"help": text, "metavar": metavar, "nargs": nargs}
     if not field.is_required():
         options["default"] = list(field.default) if isinstance(field.default, tuple) else field.default
-    kind: Any = field.annotation
+    kind: object = field.annotation
     if get_origin(kind) in (Union, UnionType):
         kind = next(one for one in get_args(kind) if one is not type(None))
     if get_origin(kind) is tuple:
@@ -202,18 +252,28 @@ def _argument(field: FieldInfo, nargs: str | None) -> dict[str, Any]:
     }
 
 
-class RatchetCommand(BaseCommand):
+class RatchetCommand(BaseCommand, Generic[Opts, R]):
     """Parses options, calls one service, shows its result.
 
-    A subclass implements `work(options)`, which returns the object that `--json` prints, `show(result)` for people, and
-    `next_step(result)`, the last line. `work` returns None in a process of a launch that prints nothing.
-    Any failure is one line on stderr and exit code 1; --traceback prints its traceback.
+    A subclass names the types of its options and its result. It implements `work(options)`, which returns what `--json`
+    prints, `show(result)` for people, and `next_step(result)`, the last line. `work` returns None in a process of a
+    launch that prints nothing. Any failure is one line on stderr and exit code 1; --traceback prints its traceback.
     """
 
-    Options = CommandOptions
+    Options: type[CommandOptions] = CommandOptions
     requires_system_checks: list[str] = []
+    as_json = False
+    """The result is printed as JSON."""
     failed = False
     """`work` sets it to show its result and still exit with code 1."""
+    writes = True
+    """The command is refused if a newer version migrated the database."""
+
+    def __init_subclass__(cls) -> None:
+        for base in getattr(cls, "__orig_bases__", ()):
+            options = next(iter(get_args(base)), None)
+            if isinstance(options, type) and issubclass(options, CommandOptions):
+                cls.Options = options
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -221,28 +281,30 @@ class RatchetCommand(BaseCommand):
         )
         options_add(parser, self.Options)
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
+    def work(self, options: Opts) -> R | None:
         raise NotImplementedError
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: R) -> None:
         raise NotImplementedError
 
-    def next_step(self, result: dict[str, Any]) -> str:
+    def next_step(self, result: R) -> str:
         """Next step for the user: the last line printed, `next` in JSON; empty for none."""
         return ""
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: object) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         parser.description = as_typed(parser.description or "")
         return parser
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def handle(self, *args: object, **options: Any) -> None:
         # FutureWarnings of libraries: users cannot act on them.
         warnings.filterwarnings("ignore", category=FutureWarning)
         if isinstance(agent := options.get("agent"), str):
             options["agent"] = agent.lower()  # Slugs have no capitals.
+        self.as_json = bool(options["json"])
         try:
-            result = self.work(options)
+            self._database_check()
+            result = self.work(cast(Opts, self.Options.model_construct(**options)))
         except CommandError as refusal:
             refusal.args = (as_typed(str(refusal)),)
             raise
@@ -255,8 +317,9 @@ class RatchetCommand(BaseCommand):
         if result is None:
             return
         step = as_typed(self.next_step(result))
-        if options["json"]:
-            found = {**result, "next": step} if step else result
+        if self.as_json:
+            found = result if isinstance(result, dict) else to_jsonable_python(result, fallback=str)
+            found = {**found, "next": step} if step else found
             self.stdout.write(json.dumps(found, ensure_ascii=False, default=str))
         else:
             self.show(result)
@@ -265,7 +328,16 @@ class RatchetCommand(BaseCommand):
         if self.failed:
             raise SystemExit(1)
 
-    def command_line(self, options: dict[str, Any], without: Collection[str] = ()) -> str:
+    def _database_check(self) -> None:
+        """Raises CommandError for a database of a newer version. One that does not answer is left to `work`."""
+        try:
+            fault = newer_fault() if self.writes else ""
+        except DatabaseError:
+            return
+        if fault:
+            raise CommandError(f"{fault}: {NEWER_STEP}")
+
+    def command_line(self, options: Mapping[str, object], without: Collection[str] = ()) -> str:
         """The command line with every option that differs from its default, except STANDARD_OPTIONS and `without`."""
         name = type(self).__module__.rpartition(".")[2]
         words, seen = [*PROGRAM.split(), name], {*without, *STANDARD_OPTIONS}
@@ -325,3 +397,77 @@ class RatchetCommand(BaseCommand):
     def bar(self, label: str) -> Iterator[ProgressBar]:
         with ProgressBar(label, sys.stderr) as bar:
             yield bar
+
+
+# --- The next step after each command: its last line, and `next` in --json ---
+
+
+def after_training(policy: str, champion: str = "") -> str:
+    """champion: the policy to beat; empty for the base model."""
+    return f"{PROGRAM} evaluate_model --policy {policy} {f'--compare {champion}' if champion else '--compare-base'}"
+
+
+def after_reward_model(agent: str, run: int) -> str:
+    return f"{PROGRAM} train_ppo --agent {agent} --reward model:{run}"
+
+
+def after_gate_opens(policy: str) -> str:
+    return f"{PROGRAM} policy promote {policy}"
+
+
+def after_gate_stays_closed(agent: str, further: int = 0) -> str:
+    """further: prompts to rate until enough are held out."""
+    more = f"about {further} more prompts" if further else "more prompts"
+    return f"rate {more} at /rate/?agent={agent}, then train again"
+
+
+def after_harm(policy: str, agent: str, reason: str) -> str:
+    return (
+        f"it did not pass the gate ({reason}): train again with other knobs (--learning-rate, --epochs) or "
+        f"more ratings (/rate/?agent={agent}); to promote it anyway, on record: {PROGRAM} policy promote "
+        f"{policy} --force --reason WHY"
+    )
+
+
+def after_rejection(agent: str, reason: str) -> str:
+    return (
+        f"it did not pass the gate ({reason}) and is rejected: train a new one with other knobs (--learning-rate, "
+        f"--epochs) or more ratings (/rate/?agent={agent})"
+    )
+
+
+def after_challenge(policy: str, agent: str) -> str:
+    return f"{PROGRAM} experiment start {policy} --agent {agent} --challenger {policy}"
+
+
+def after_promotion(policy: str, agent: str, kind: str = "adapter") -> str:
+    if kind == "recorded":
+        return f"have the app ask its own model again: this server answers for {agent} with the base model"
+    form = "" if kind == "linear" else " --format gguf --quantization q4_k_m"
+    return (
+        f'ask it: POST /v1/chat/completions with "model": "{agent}" (make serve, docs/gateway.md); or export it '
+        f"for another server: {PROGRAM} export_model --policy {policy}{form}"
+    )
+
+
+def after_export(format: str, path: str, base: str = "BASE.gguf") -> str:
+    where = Path(path)
+    folder = where if not where.suffix else where.parent
+    return {
+        "gguf": f"llama-server -m {path} --port 8080   (or export again with --register, for Ollama)",
+        "gguf-lora": f"llama-server -m {base} --lora {path} --port 8080",
+        "merged": f"python -m rl.checksums {folder} && vllm serve {folder}   (or another program)",
+        "lora": f"peft.PeftModel.from_pretrained(base_model, '{folder}')   (or vllm serve BASE --enable-lora)",
+        "linear": f"python -m json.tool {path}   (docs/training-reference.md explains the file)",
+        "onnx": f"rl.export.onnx.session_open('{folder}')   (or onnxruntime.InferenceSession('{path}'))",
+    }.get(format, "docs/export.md names programs that read it")
+
+
+def after_benchmark(policy: str, agent: str, *, asked: bool) -> str:
+    """asked: the agent's gate requires these tasks."""
+    if asked:
+        return f"{PROGRAM} policy promote {policy}"
+    return (
+        f"see /policies/{policy}/; to make the gate require these tasks, list them for {agent} at "
+        "/admin/rl/gatesettings/ (benchmarks)"
+    )

@@ -1,4 +1,4 @@
-"""Glossary page: the terms of docs/glossary.md."""
+"""Glossary page: the terms of docs/glossary.md and the gate's rules of docs/gates.md, which every `?` leads to."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from backend.http import page
 from backend.installation import bundled_folder
 
 ROW = re.compile(
-    r"^\| \*\*(?P<term>[^|]+)\*\* \| (?P<meaning>[^|]+) \| \[[^\]]+\]\((?P<page>[^)#]+)[^)]*\) \|$",
+    r"^\| \*\*(?P<term>[^|]+)\*\* \| (?P<meaning>[^|]+) \| \[[^\]]+\]\((?P<page>[^)#]+)(?:#[^)]*)?\) \|$",
     re.MULTILINE,
 )
 """Row of the table in docs/glossary.md: | **term** | meaning | [text](page.md#anchor) |"""
+
+
+RULE = re.compile(r"^\| (?P<rule>[a-z_]+) \| (?P<refuses>[^|]+) \| (?P<bound>[^|]+) \|$", re.MULTILINE)
+"""Row of the table of rules in docs/gates.md: | rule | refuses if | bound |"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,37 @@ def terms() -> tuple[Term, ...]:
     )
 
 
+@cache
+def rules() -> tuple[Term, ...]:
+    """Rules of the gate, as terms whose anchors begin with `rule-`."""
+    text = (
+        (bundled_folder("docs") / "gates.md")
+        .read_text("utf-8")
+        .partition("## The rules")[2]
+        .partition("\n## ")[0]
+    )
+    return tuple(
+        Term(
+            f"rule {row['rule'].replace('_', ' ')}",
+            f"Refuses if {_plain(row['refuses'])}. Bound: {_plain(row['bound'])}.",
+            "docs/gates.md",
+        )
+        for row in RULE.finditer(text)
+        if row["rule"] != "rule"
+    )
+
+
+def _plain(text: str) -> str:
+    """Markdown without links and code marks."""
+    return re.sub(r"\[([^\[\]]+)\]\([^()]*\)", r"\1", text).replace("`", "")
+
+
+def explained(name: str, kind: str) -> Term | None:
+    """The term of this name, or the rule for the kind "rule"; None for another."""
+    wanted = f"rule {name.replace('_', ' ')}" if kind == "rule" else name
+    return next((term for term in (rules() if kind == "rule" else terms()) if term.name == wanted), None)
+
+
 @page("feedback.add_rating")
 def glossary(request: HttpRequest) -> HttpResponse:
-    return render(request, "glossary.html", {"terms": terms()})
+    return render(request, "glossary.html", {"terms": terms(), "rules": rules()})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_required, permission_required
@@ -41,7 +40,7 @@ def client_address(request: HttpRequest) -> str | None:
     return None
 
 
-def redirect_back(request: HttpRequest, usual: str, *args: Any) -> HttpResponseRedirect:
+def redirect_back(request: HttpRequest, usual: str, *args: object) -> HttpResponseRedirect:
     """Redirect to the form's field `back` if it is a path of this server, else to the usual route."""
     back = request.POST.get("back", "")
     if back.startswith("/") and url_has_allowed_host_and_scheme(back, allowed_hosts=None):
@@ -49,7 +48,7 @@ def redirect_back(request: HttpRequest, usual: str, *args: Any) -> HttpResponseR
     return redirect(usual, *args)
 
 
-View = Callable[..., HttpResponse]
+View = Callable[..., HttpResponseBase]
 
 
 def page(permission: str | list[str]) -> Callable[[View], View]:
@@ -72,6 +71,34 @@ HEADER = "Content-Security-Policy"
 def policy_header(directives: Mapping[str, Sequence[str]]) -> str:
     """Value of the header, such as `default-src 'none'; script-src 'self'`."""
     return "; ".join(" ".join([name, *sources]) for name, sources in directives.items())
+
+
+def body_refused(fault: str) -> HttpResponse:
+    """413 to a request whose body was not read. The connection closes: the client may still be sending."""
+    return HttpResponse(fault, status=413, content_type="text/plain", headers={"Connection": "close"})
+
+
+class BodyLimit:
+    """Refuses a form with files that is larger than any form here, by its stated length, before anything of it is read.
+
+    Django writes such files to the disk while it looks for the form's token, whoever sent them. The two pages that take
+    an upload have a limit of their own, and ask who it is first.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    @cached_property
+    def _uploads(self) -> tuple[str, ...]:
+        return tuple(map(reverse, settings.UPLOAD_PAGES))
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        length = request.META.get("CONTENT_LENGTH") or "0"
+        most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        is_form = (request.content_type or "").startswith("multipart/")
+        if is_form and length.isdigit() and int(length) > most and request.path_info not in self._uploads:
+            return body_refused(f"The form is larger than {most >> 20} MB.")
+        return self.get_response(request)
 
 
 class ContentSecurityPolicy:

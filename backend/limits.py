@@ -1,11 +1,12 @@
 """Limits of all input: bytes, values, depth, fields, rows.
 
 A request passes three checks: its size, then its JSON, then its values. A request that is too large is never parsed.
-docs/limits.md lists them; `tests/test_limits.py` tests each limit and one above it.
+docs/settings.md lists them; `tests/test_limits.py` tests each limit and one above it.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -43,6 +44,7 @@ BODY_BYTES = _limit("JSON body of a request", 10 * MIB, "bytes", "413; the rest 
 BODY_VALUES = _limit(
     "members and elements in a JSON body, all levels together", 500_000, "values", "413; it is not parsed"
 )
+FEEDBACK_BYTES = _limit("rating sent with a token", 256 * KIB, "bytes", "413; the rest is not read")
 FAULTS_NAMED = _limit("faults named in one refusal", 20, "fields", "the others are counted")
 
 # --- A decision, a rating, a trace ------------------------------------------------------------------------
@@ -72,9 +74,33 @@ UNPACKED_RATIO = _limit("times its size a compressed file may unpack to above th
 UNPACKED_BYTES = _limit("bytes a compressed file may unpack to at all", 16 * GIB, "bytes", "refused")
 ARCHIVE_FILES = _limit("files in a zip archive", 1_000, "files", "refused")
 ROW_CHARACTERS = _limit("one row of a file", 64 * MIB, "bytes", "refused")
+ROW_VALUES = _limit("values in one row of a file, nested ones counted", 2_000_000, "values", "refused")
+PARQUET_VALUES = _limit(
+    "values of one column in a row group of a Parquet file", 50_000_000, "values", "refused"
+)
 COLUMNS = _limit("different columns of a file", 1_000, "columns", "refused")
 REFUSED_ROWS = _limit(
     "refused rows, where they are most of those read", 10_000, "rows", "reading is given up"
 )
 REFUSED_ROWS_NAMED = _limit("refused rows named in a report", 1_000, "rows", "the others are counted")
 LICENCE_CHARACTERS = _limit("licence of an import", 200, "characters", "400")
+
+
+# --- Counting ---------------------------------------------------------------------------------------------
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A JSON string; possessive, and one without an end reaches to the end of the text, so that matching is linear."""
+
+
+def values_in(raw: bytes, most: int) -> int:
+    """Members and elements of a JSON text, counted without parsing it: commas and opening brackets outside strings.
+
+    A parsed value takes up to a hundred bytes of memory however short its text is, so the bytes of a text alone bound
+    little. Up to `most` the count may be that of commas and brackets within strings, too.
+    """
+    count = _separators(raw)
+    return count if count <= most else _separators(_STRING.sub(b"", raw))
+
+
+def _separators(raw: bytes) -> int:
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")

@@ -7,6 +7,8 @@ import re
 import threading
 import time
 
+from django.db import InterfaceError, OperationalError
+
 INTERVAL_S = 60.0
 """Seconds between two lines about the same outage, per process."""
 
@@ -39,11 +41,27 @@ class OutageLog:
         self._last, self._untold = float("-inf"), 0
 
 
+class OutagesOnOneLine(logging.Filter):
+    """Logs an unreachable database once per INTERVAL_S, in place of a traceback each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outage = OutageLog(logging.getLogger("backend.outages"))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, OperationalError | InterfaceError):
+            return True
+        self.outage.report(record.getMessage(), error)
+        return False
+
+
 PLACEHOLDER = "[hidden]"
 
 _SECRETS: tuple[tuple[re.Pattern[str], str], ...] = (
     # One-time links: Django logs the path of refused requests, and a refused link may still be valid.
     (re.compile(r"(/accounts/link/[^/\s\"']+/)[^/\s\"']+"), rf"\1{PLACEHOLDER}"),
+    (re.compile(r"(/feedback/)[^/\s\"'?]+"), rf"\1{PLACEHOLDER}"),
     # API keys keep their public prefix.
     (re.compile(r"(rk_[A-Za-z0-9_-]{8})[A-Za-z0-9_-]{32}"), rf"\1{PLACEHOLDER}"),
     (re.compile(r"(?i)(bearer\s+)(?!rk_)[^\s\"',]+"), rf"\1{PLACEHOLDER}"),

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from rl.recipes import AB_TESTING_KNOBS, ONLINE_LEARNING_CONFIG, RecipeError
-from rl.recipes.methods import METHODS, RLHF, policy_methods
+from rl.recipes.methods import METHODS, PLANS, policy_methods
 
 WRAPPER = "rlhf"
 """Optional top-level key around everything."""
@@ -21,7 +21,7 @@ SWITCHES = ("enabled", "base_model")
 
 SCOPES = ("ingest", "rate", "read", "operate")
 LEARNER_CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
-    "method": lambda: ("auto", RLHF, *policy_methods()),
+    "method": lambda: ("auto", *PLANS, *policy_methods()),
     "start_from": lambda: ("base", "champion"),
     "gate": lambda: ("champion", "challenger", "none"),
 }
@@ -36,7 +36,7 @@ class OperatorFileError(ValueError):
 class OperatorFile:
     """Values of the file."""
 
-    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sections: dict[str, Mapping[str, object]] = field(default_factory=dict)
     """Section -> {knob: value}, without base models."""
     base_models: dict[str, str] = field(default_factory=dict)
     """Method or `continuous_learning` -> base model."""
@@ -49,7 +49,7 @@ class OperatorFile:
 class _Strict(yaml.SafeLoader):
     """Refuses repeated keys, of which YAML would take the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
@@ -76,7 +76,7 @@ def operator_file(path: str, *, methods_missing: bool = False) -> OperatorFile:
         raise OperatorFileError(f"RATCHET_CONFIG ({path}): {error}") from error
 
 
-def operator_settings(content: Any, *, methods_missing: bool = False) -> OperatorFile:
+def operator_settings(content: object, *, methods_missing: bool = False) -> OperatorFile:
     """Settings of a parsed file: sections at the top level or all below `rlhf`. Raises OperatorFileError."""
     if not isinstance(content, dict):
         raise OperatorFileError(
@@ -88,7 +88,7 @@ def operator_settings(content: Any, *, methods_missing: bool = False) -> Operato
         content = content[WRAPPER] or {}
         if not isinstance(content, dict):
             raise OperatorFileError(f"{WRAPPER}: expected sections of knobs, found {type(content).__name__}")
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, Mapping[str, object]] = {}
     base_models: dict[str, str] = {}
     checks = section_checks()
     for name, knobs in content.items():
@@ -113,18 +113,20 @@ def operator_settings(content: Any, *, methods_missing: bool = False) -> Operato
     return OperatorFile(sections, base_models, base_model, enabled)
 
 
-def _text(key: str, value: Any) -> str:
+def _text(key: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise OperatorFileError(f"{key}: expected a Hugging Face name or a folder, found {value!r}")
     return value
 
 
-def _check_knobs(section: str, knobs: Mapping[str, Any], known: Mapping[str, Any] | tuple[str, ...]) -> None:
+def _check_knobs(
+    section: str, knobs: Mapping[str, object], known: Mapping[str, object] | tuple[str, ...]
+) -> None:
     if unknown := sorted(map(str, set(knobs) - set(known))):
         raise OperatorFileError(f"{section}: no knob {unknown[0]!r}; there are {', '.join(known)}")
 
 
-def _recipe(section: str, knobs: Mapping[str, Any]) -> None:
+def _recipe(section: str, knobs: Mapping[str, object]) -> None:
     """Check that at least one preset of the method accepts the knobs."""
     fault: RecipeError | None = None
     for preset in METHODS[section].presets.values():
@@ -137,32 +139,31 @@ def _recipe(section: str, knobs: Mapping[str, Any]) -> None:
     raise OperatorFileError(f"{section}: {fault}")
 
 
-def _share(value: Any) -> bool:
+def _share(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-def _count(value: Any) -> bool:
+def _count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 32_767
 
 
-FEEDBACK: dict[str, tuple[Callable[[Any], bool], str]] = {
+FEEDBACK: dict[str, tuple[Callable[[object], bool], str]] = {
     "collection_rate": (_share, "a share from 0 to 1"),
     "ratings_wanted": (_count, "a whole number of at least 1"),
     "overlap_share": (_share, "a share from 0 to 1"),
     "overlap_ratings": (_count, "a whole number of at least 1"),
-    "aggregation": (lambda value: value in ("majority", "dawid_skene"), "majority or dawid_skene"),
     **{
         f"throttle_{scope}": (
             lambda value: bool(re.fullmatch(r"[1-9]\d*/(s|sec|min|hour|day)", str(value))),
             "a rate such as 600/min",
         )
-        for scope in SCOPES
+        for scope in (*SCOPES, "feedback_token", "feedback_address")
     },
 }
 """Knob of `feedback` -> (check of a value, what is allowed)."""
 
 
-def _feedback(section: str, knobs: Mapping[str, Any]) -> None:
+def _feedback(section: str, knobs: Mapping[str, object]) -> None:
     _check_knobs(section, knobs, FEEDBACK)
     for name, value in knobs.items():
         allowed, words = FEEDBACK[name]
@@ -190,11 +191,11 @@ def _learner(section: str, knobs: Mapping[str, Any]) -> None:
             raise OperatorFileError(f"{section}.{name}: expected {words}, found {value!r}")
 
 
-def _experiments(section: str, knobs: Mapping[str, Any]) -> None:
+def _experiments(section: str, knobs: Mapping[str, object]) -> None:
     _check_knobs(section, knobs, AB_TESTING_KNOBS)  # Values are checked when an experiment is created.
 
 
-def section_checks() -> dict[str, Callable[[str, Mapping[str, Any]], None]]:
+def section_checks() -> dict[str, Callable[[str, Mapping[str, object]], None]]:
     """Section -> check of its knobs; each method has a section."""
     return {
         "feedback": _feedback,

@@ -14,7 +14,10 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
 
 logger = logging.getLogger("backend.plugins")
 
@@ -30,7 +33,7 @@ class Kind:
 KINDS = {
     "agents": Kind("AGENT", "rl.agents:agent_register"),
     "benchmarks": Kind("BENCHMARK", "rl.recipes.benchmark_tasks:benchmark_register"),
-    "exporters": Kind("EXPORTER", "rl.export.exporters:exporter_register"),
+    "exporters": Kind("EXPORTER", "rl.export.artifact:exporter_register"),
     "formats": Kind("FORMAT", "feedback.transfer.formats.order:format_register"),
     "methods": Kind("METHOD", "rl.recipes.methods:method_register"),
     "rewards": Kind("REWARD", "rl.rewards.catalogue:reward_register"),
@@ -137,7 +140,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def object_at(path: str, attribute: str) -> Any:
+def object_at(path: str, attribute: str) -> object:
     """The object of `module:NAME`, `module.NAME`, or of a module that defines `attribute`.
 
     Raises ImportError, AttributeError, and whatever importing the module raises.
@@ -150,13 +153,13 @@ def object_at(path: str, attribute: str) -> Any:
             module, _, name = path.rpartition(".")
             if error.name != path or not module:
                 raise  # The module exists, but one of its imports does not.
-    found: Any = import_module(module)
+    found: object = import_module(module)
     for part in name.split(".") if name else ():
         found = getattr(found, part)
     return _attribute_path(found, attribute)
 
 
-def _attribute_path(found: Any, attribute: str) -> Any:
+def _attribute_path(found: object, attribute: str) -> object:
     return getattr(found, attribute) if isinstance(found, ModuleType) else found
 
 
@@ -180,7 +183,7 @@ def plugin_faults_log() -> None:
 _logged_plugins: set[Plugin] = set()
 
 
-def plugins_check(**_: Any) -> list[Any]:
+def plugins_check(**_: object) -> list[CheckMessage]:
     """System check: warnings, not errors, so that commands and servers still start."""
     from django.core.checks import Warning as CheckWarning
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+from collections.abc import Mapping
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import dj_database_url
+from django.conf import global_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
 from dotenv import load_dotenv
@@ -48,6 +52,36 @@ def _number(name: str, default: float, low: float, high: float) -> float:
     if not low <= found <= high:
         raise ImproperlyConfigured(f"{name} must be a number from {low:g} to {high:g}, found {text!r}")
     return found
+
+
+def _artifact_storage(place: str) -> dict[str, object]:
+    """The storage of ARTIFACT_STORE: `s3://bucket/prefix`, or an absolute folder that every server can reach."""
+    if not place:
+        return {}
+    if place.startswith("/"):
+        backend, options = "django.core.files.storage.FileSystemStorage", {"location": place}
+    else:
+        scheme, _, rest = place.partition("://")
+        bucket, _, prefix = rest.partition("/")
+        if scheme != "s3" or not bucket:
+            raise ImproperlyConfigured(
+                f"ARTIFACT_STORE must be an absolute folder or s3://bucket/prefix, found {place!r}"
+            )
+        if find_spec("storages") is None:
+            raise ImproperlyConfigured(
+                'ARTIFACT_STORE in a bucket needs two more packages: pip install ".[s3]"'
+            )
+        backend = "storages.backends.s3.S3Storage"
+        options = {"bucket_name": bucket, "location": prefix.strip("/")}
+    return {"artifacts": {"BACKEND": backend, "OPTIONS": options}}
+
+
+def _pairs(name: str) -> dict[str, str]:
+    """`key=value` pairs, separated by commas."""
+    pairs = [part.partition("=") for part in os.environ.get(name, "").split(",") if part.strip()]
+    if any(not value.strip() for _, _, value in pairs):
+        raise ImproperlyConfigured(f"{name} must be pairs such as a=b,c=d, found {os.environ[name]!r}")
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _paths(name: str) -> list[str]:
@@ -141,9 +175,17 @@ SECURE_CSP = {
     "frame-ancestors": ["'none'"],
     "base-uri": ["'none'"],
 }
+# A page of any site may send a rating with a token or a publishable key. No other address answers other sites.
+CORS_URLS_REGEX = r"^/api/feedback/"
+CORS_ALLOW_ALL_ORIGINS = True
+CORS_ALLOW_METHODS = ["POST"]
+CORS_ALLOW_HEADERS = ["authorization", "content-type"]
+CORS_EXPOSE_HEADERS = ["Retry-After"]
+FEEDBACK_TOKEN_DAYS = _number("FEEDBACK_TOKEN_DAYS", 30, 0.001, 3650)
 DATA_UPLOAD_MAX_MEMORY_SIZE = limits.BODY_BYTES
 # Limits of a file on the import page. A small archive may unpack to many rows. The import command has no limits.
 FEEDBACK_UPLOAD_MAX_BYTES = limits.UPLOAD_BYTES
+UPLOAD_PAGES = ("import", "start-bring", "v1-files")
 FEEDBACK_UPLOAD_MAX_ROWS = limits.UPLOAD_ROWS
 
 # --- Applications -----------------------------------------------------------------------------------------
@@ -155,18 +197,21 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
-    "rl",  # before django_q: rl has its own qcluster
+    "rl",
     "django_q",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
+    "corsheaders",
     "axes",
     "feedback",
 ]
 
 MIDDLEWARE = [
+    "corsheaders.middleware.CorsMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "backend.http.ContentSecurityPolicy",
+    "backend.http.BodyLimit",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -181,6 +226,9 @@ MIDDLEWARE = [
 ROOT_URLCONF = "backend.urls"
 WSGI_APPLICATION = "backend.wsgi.application"
 
+ARTIFACT_STORE = os.environ.get("ARTIFACT_STORE") or ""
+STORAGES = {**global_settings.STORAGES, **_artifact_storage(ARTIFACT_STORE)}
+
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
@@ -191,7 +239,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "rl.views.context.guided_start",
+                "rl.views.context.frame",
             ],
             "builtins": ["backend.template_tags"],
         },
@@ -221,6 +269,8 @@ if _database["ENGINE"] == "django.db.backends.sqlite3":
         "transaction_mode": "IMMEDIATE",
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;",
     }
+# A pool that hands out a connection per transaction (pgbouncer) loses a cursor that outlives one.
+_database["DISABLE_SERVER_SIDE_CURSORS"] = _flag("DATABASE_POOLED", False)
 DATABASES = {"default": _database}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
@@ -247,6 +297,30 @@ AXES_DISABLE_ACCESS_LOG = True
 AXES_ENABLE_ADMIN = False
 AXES_VERBOSE = False
 AXES_SENSITIVE_PARAMETERS = ["username", "ip_address", "csrfmiddlewaretoken"]
+# Sign-in by OpenID Connect (feedback/accounts/oidc.py); off without an issuer
+OIDC_ISSUER = (os.environ.get("OIDC_ISSUER") or "").rstrip("/")
+OIDC_NAME = (os.environ.get("OIDC_NAME") or "single sign-on") if OIDC_ISSUER else ""
+OIDC_GROUPS_CLAIM = os.environ.get("OIDC_GROUPS_CLAIM") or "groups"
+OIDC_ROLES = _pairs("OIDC_ROLES")
+if unknown := set(OIDC_ROLES.values()) - {"rater", "operator", "admin"}:
+    raise ImproperlyConfigured(
+        f"OIDC_ROLES: expected rater, operator or admin, found {', '.join(sorted(unknown))}"
+    )
+if OIDC_ISSUER:
+    if find_spec("allauth") is None:
+        raise ImproperlyConfigured('OIDC_ISSUER needs one more package: pip install ".[oidc]"')
+    INSTALLED_APPS += ["allauth", "allauth.account", "allauth.socialaccount"]
+    INSTALLED_APPS += ["allauth.socialaccount.providers.openid_connect"]
+    MIDDLEWARE += ["allauth.account.middleware.AccountMiddleware"]
+    AUTHENTICATION_BACKENDS += ["allauth.account.auth_backends.AuthenticationBackend"]
+    _client = {"client_id": os.environ.get("OIDC_CLIENT_ID"), "secret": os.environ.get("OIDC_CLIENT_SECRET")}
+    if not all(_client.values()):
+        raise ImproperlyConfigured("OIDC_ISSUER needs OIDC_CLIENT_ID and OIDC_CLIENT_SECRET")
+    _app = {"provider_id": "sso", "name": OIDC_NAME, **_client, "settings": {"server_url": OIDC_ISSUER}}
+    SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": [_app]}}
+    SOCIALACCOUNT_ADAPTER = "feedback.accounts.oidc.Adapter"
+    SOCIALACCOUNT_LOGIN_ON_GET = True  # a link: pages forbid forms that lead elsewhere
+    ACCOUNT_EMAIL_VERIFICATION = "none"
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "login"
@@ -265,13 +339,14 @@ WHITENOISE_USE_FINDERS = True
 
 
 # --- REST -------------------------------------------------------------------------------------------------
-def _rates(knobs: dict[str, Any]) -> dict[str, str]:
+def _rates(knobs: Mapping[str, object]) -> dict[str, str]:
     """Most requests per scope and caller of a server process. `throttle_<scope>` in RATCHET_CONFIG changes one."""
     rates = {"ingest": "60000/min", "rate": "60000/min", "read": "6000/min", "operate": "120/min"}
+    rates |= {"feedback_token": "30/min", "feedback_address": "300/min"}
     return {scope: str(knobs.get(f"throttle_{scope}", rate)) for scope, rate in rates.items()}
 
 
-REST_FRAMEWORK: dict[str, Any] = {
+REST_FRAMEWORK: Mapping[str, object] = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "feedback.accounts.authentication.KeyAuthentication",
         "feedback.accounts.authentication.RoleAuthentication",
@@ -289,7 +364,7 @@ REST_FRAMEWORK: dict[str, Any] = {
     # Exports use the parameter `format` themselves.
     "URL_FORMAT_OVERRIDE": None,
 }
-SPECTACULAR_SETTINGS: dict[str, Any] = {
+SPECTACULAR_SETTINGS: Mapping[str, object] = {
     "TITLE": "Ratchet",
     "DESCRIPTION": "Decisions in, ratings in, better policies out. Every error is "
     '`{"error": {"code", "message", "fields"}}`; docs/api.md explains the endpoints with examples.',
@@ -305,7 +380,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
 # --- Background work --------------------------------------------------------------------------------------
 REDIS_URL = os.environ.get("REDIS_URL") or ""
 _LONGEST_RUN_S = 24 * 3600
-Q_CLUSTER: dict[str, Any] = {
+Q_CLUSTER: Mapping[str, object] = {
     "name": "ratchet",
     "workers": 1,
     # The default cluster runs the schedules and short jobs. timeout < retry: a running job is not delivered again.
@@ -315,7 +390,7 @@ Q_CLUSTER: dict[str, Any] = {
     "catch_up": False,
     "save_limit": 250,
     "label": "Workers",
-    # This cluster trains, one run at a time on each machine: `Q_CLUSTER_NAME=training python manage.py qcluster`.
+    # This cluster trains, one run at a time on each machine: `manage.py serve --only training`.
     "ALT_CLUSTERS": {
         "training": {
             "workers": 1,
@@ -325,17 +400,39 @@ Q_CLUSTER: dict[str, Any] = {
             "catch_up": False,
         }
     },
-    **(
-        {"redis": REDIS_URL}
-        if REDIS_URL
-        else {"orm": "default", "broker_class": "rl.jobs.queue_broker.WaitingOrm"}
-    ),
+    **({"redis": REDIS_URL} if REDIS_URL else {"orm": "default"}),
 }
 
 # --- Notices ----------------------------------------------------------------------------------------------
 NOTIFY_WEBHOOK = os.environ.get("NOTIFY_WEBHOOK") or ""
 if NOTIFY_WEBHOOK and not NOTIFY_WEBHOOK.startswith(("http://", "https://")):
     raise ImproperlyConfigured(f"NOTIFY_WEBHOOK must be an http(s) address, found {NOTIFY_WEBHOOK!r}")
+NOTIFY_PRIVATE = _flag("NOTIFY_PRIVATE", False)
+# Spans and metrics out (rl/serving/telemetry.py); the SDK reads the other variables of OpenTelemetry itself
+OTEL_EXPORTS = bool(os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+OTEL_SERVICE_NAME = os.environ.get("OTEL_SERVICE_NAME") or "ratchet"
+OTEL_CONTENT = _flag("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", False)
+if OTEL_EXPORTS and find_spec("opentelemetry.sdk") is None:
+    raise ImproperlyConfigured('OTEL_EXPORTER_OTLP_ENDPOINT needs two more packages: pip install ".[otlp]"')
+# Runs, evaluations and champions in MLflow (rl/tracking.py); its client reads its other variables itself
+MLFLOW_TRACKING_URI = os.environ.get("MLFLOW_TRACKING_URI") or ""
+for _name, _value in (
+    ("DISABLE_TELEMETRY", "true"),
+    ("HTTP_REQUEST_MAX_RETRIES", "1"),
+    ("HTTP_REQUEST_TIMEOUT", "20"),
+    ("SUPPRESS_PRINTING_URL_TO_STDOUT", "true"),
+):
+    os.environ.setdefault(f"MLFLOW_{_name}", _value)
+if MLFLOW_TRACKING_URI and find_spec("mlflow") is None:
+    raise ImproperlyConfigured('MLFLOW_TRACKING_URI needs one more package: pip install ".[mlflow]"')
+if "@" in MLFLOW_TRACKING_URI:  # its client writes the address into errors, and so into logs
+    raise ImproperlyConfigured(
+        "MLFLOW_TRACKING_URI must hold no password: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+    )
+SLACK_SIGNING_SECRET = os.environ.get("SLACK_SIGNING_SECRET") or ""
+OPENWEBUI_WEBHOOK_SECRET = os.environ.get("OPENWEBUI_WEBHOOK_SECRET") or ""
+if not re.fullmatch(r"(whsec_)?[A-Za-z0-9+/]{32,}={0,2}|", OPENWEBUI_WEBHOOK_SECRET):
+    raise ImproperlyConfigured("OPENWEBUI_WEBHOOK_SECRET must be whsec_ and at least 24 bytes in base64")
 NOTIFY_EMAIL = [a.strip() for a in os.environ.get("NOTIFY_EMAIL", "").split(",") if a.strip()]
 EMAIL_HOST = os.environ.get("EMAIL_HOST") or "localhost"
 EMAIL_PORT = int(_number("EMAIL_PORT", 25, 1, 65_535))
@@ -370,7 +467,7 @@ FEEDBACK_SNAPSHOTS_CONTAINING = "rl.datasets.erasure.snapshots_containing"
 # Called with ({agent: prompt hashes}, since). Returns the trainings since then that used these prompts. If this setting
 # is empty, an import is undone without asking.
 FEEDBACK_TRAINED_ON = "rl.datasets.erasure.trained_on"
-# A module, feedback.agents.changes.AgentKeeper: renames and deletes an agent's other data; empty: only rows change
+# A module, feedback.agents.AgentKeeper: deletes an agent's other data; empty: only rows change
 FEEDBACK_AGENT_KEEPER = "rl.registry.files"
 # (decision ids): deletes other data of these decisions, in the same transaction
 FEEDBACK_FORGET = "rl.datasets.erasure.decisions_forget"
@@ -412,6 +509,18 @@ for _backend in LOCAL_BACKENDS:
 GATEWAY_NEW_AGENTS = [
     name.strip() for name in (os.environ.get("GATEWAY_NEW_AGENTS") or "").split(",") if name.strip()
 ]
+# Names of other models that a fine-tuning job may ask for, and the base model that each stands for, such as
+# `gpt-4o-mini*=smollm2,gpt-4.1-nano*=bundled`.
+FINE_TUNING_MODELS = {
+    name.strip(): base.strip()
+    for name, _, base in (
+        pair.partition("=")
+        for pair in (os.environ.get("FINE_TUNING_MODELS") or "").split(",")
+        if pair.strip()
+    )
+}
+if not all(name and base for name, base in FINE_TUNING_MODELS.items()):
+    raise ImproperlyConfigured("FINE_TUNING_MODELS must list name=base model, such as gpt-4o-mini*=smollm2")
 # Whether to answer or refuse when neither the database nor the disk can store the decision.
 GATEWAY_WITHOUT_RECORDING = (os.environ.get("GATEWAY_WITHOUT_RECORDING") or "answer").strip().lower()
 if GATEWAY_WITHOUT_RECORDING not in ("answer", "refuse"):
@@ -444,6 +553,7 @@ LOGGING = {
             "style": "{",
         }
     },
+    "filters": {"outages": {"()": "backend.logs.OutagesOnOneLine"}},
     # Always stderr: stdout is for a command's answer.
     "handlers": {"stderr": {"class": "logging.StreamHandler", "stream": sys.stderr, "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": "WARNING"},
@@ -455,6 +565,7 @@ LOGGING = {
         # warns five times without a network; Ratchet's own message says it once
         "huggingface_hub.utils._http": {"level": "ERROR"},
         "backend": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+        "django-q": {"filters": ["outages"]},
     },
 }
 

@@ -1,8 +1,10 @@
 """URL configuration."""
 
+from django.conf import settings
 from django.contrib import admin
 from django.urls import include, path, re_path
 
+from backend.design import design
 from backend.glossary import glossary
 from backend.rest import errors
 
@@ -21,6 +23,12 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("glossary/", glossary, name="glossary"),
 ]
+
+if settings.OIDC_ISSUER:
+    urlpatterns.append(path("accounts/", include("allauth.socialaccount.providers.openid_connect.urls")))
+
+if settings.DEBUG:
+    urlpatterns.append(path("design/", design, name="design"))
 
 handler400 = errors.handler400
 handler403 = errors.handler403

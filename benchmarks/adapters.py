@@ -35,9 +35,9 @@ AGENT = AGENTS["widgets"]
 
 def files_made(folder: Path, adapters: int) -> tuple[Path, list[Path]]:
     """The base as GGUF, and so many adapters on it."""
+    from rl.export.gguf import writer_for
     from rl.export.gguf_lora import lora_write
     from rl.export.gguf_names import layout_of
-    from rl.export.gguf_write import writer_for
     from rl.export.source import source_open
     from tests.support.tiny_models import tiny_adapter
 

@@ -284,10 +284,13 @@ class Bench:
         )
         result = train_with_checks(trainer, recipe, train, held, agent=cell.agent, listener=Silent())
         return {
-            "status": result.status, "reason": "; ".join(result.notes), "trained_steps": result.steps,
+            "status": result.status,
+            "reason": "; ".join(result.notes),
+            "trained_steps": result.steps,
             "valid": {when: look["share"] for when, look in result.preflight.items()},
-            "stopped_early": result.stopped_early, "adapter": result.checkpoint,
-        }  # fmt: skip
+            "stopped_early": result.stopped_early,
+            "adapter": result.checkpoint,
+        }
 
 
 # --- The table ------------------------------------------------------------------------------------------------
@@ -442,14 +445,21 @@ def main() -> None:
     base = base_digest()
     cells = [
         Cell(
-            agent, method, int(seed), control, options.prompts, options.unseen, options.taste,
-            options.steps if method in SAMPLED else 0, "" if method == "linear" else base,
+            agent,
+            method,
+            int(seed),
+            control,
+            options.prompts,
+            options.unseen,
+            options.taste,
+            options.steps if method in SAMPLED else 0,
+            "" if method == "linear" else base,
         )
         for agent in options.agents.split(",")
         for seed in options.seeds.split(",")
         for method in options.methods.split(",")
         for control in ((False,) if options.no_controls else (False, True))
-    ]  # fmt: skip
+    ]
     for cell in cells:
         key = key_of(cell.__dict__)
         if key not in done:

@@ -4,7 +4,8 @@
 
 Starts a throwaway PostgreSQL cluster with its default durability (every commit reaches the disk) and gunicorn, then
 from one client process over keep-alive connections: pairs of a decision and a rating of it, each a request of its own;
-then lists of 1,000 decisions. The client takes its share of the same cores. Prints one JSON object.
+then lists of 1,000 decisions, and OTLP exports of 512 spans, as OpenTelemetry's SDK batches them. The client takes
+its share of the same cores. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest  # noqa: E402
 
 from tests.support.postgres import cluster  # noqa: E402
 from tests.support.server import Server  # noqa: E402
 
 PROMPT = "You answer customers of a shop in one short paragraph, politely, and never promise a date."
 BULK = 1000
+SPANS = 512
+"""Spans of one export, the SDK's default; each is a model call with its messages."""
 
 
 def decision(number: int) -> dict[str, Any]:
@@ -58,13 +62,15 @@ class Connection:
 
     def __init__(self, port: int, key: str) -> None:
         self.port = port
-        self.head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+        self.head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
 
     async def open(self) -> None:
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**24)
 
-    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        head = f"POST {path} HTTP/1.1\r\n{self.head}Content-Length: {len(body)}\r\n\r\n"
+    async def post(self, path: str, body: bytes, kind: str = "application/json") -> tuple[int, bytes]:
+        head = (
+            f"POST {path} HTTP/1.1\r\n{self.head}Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         self.writer.write(head.encode() + body)
         lines = (await self.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
         length = next(int(line[15:]) for line in lines if line.lower().startswith(b"content-length:"))
@@ -157,6 +163,71 @@ async def bulk(port: int, key: str, connections: int, seconds: float) -> dict[st
     }
 
 
+def export(first: int) -> ExportTraceServiceRequest:
+    """An export of spans with the GenAI conventions, each about 1 kB."""
+    request = ExportTraceServiceRequest()
+    resource = request.resource_spans.add()
+    resource.resource.attributes.add(key="service.name").value.string_value = "support-bot"
+    spans = resource.scope_spans.add().spans
+    for number in range(first, first + SPANS):
+        made = decision(number)
+        messages = [
+            {"role": one["role"], "parts": [{"type": "text", "content": one["content"]}]}
+            for one in [*made["messages"], {"role": "assistant", "content": made["response"]}]
+        ]
+        span = spans.add(name="chat", start_time_unix_nano=10**18, end_time_unix_nano=10**18 + 412_000_000)
+        texts = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "openai",
+            "gen_ai.request.model": made["policy"],
+            "gen_ai.response.model": made["policy"],
+            "gen_ai.response.id": f"chatcmpl-{number}",
+            "gen_ai.conversation.id": made["unit"],
+            "gen_ai.input.messages": json.dumps(messages[:2]),
+            "gen_ai.output.messages": json.dumps(messages[2:]),
+        }
+        for name, text in texts.items():
+            span.attributes.add(key=name).value.string_value = text
+        for name, count in (("input", made["tokens_in"]), ("output", made["tokens_out"])):
+            span.attributes.add(key=f"gen_ai.usage.{name}_tokens").value.int_value = count
+    return request
+
+
+async def otlp(port: int, key: str, connections: int, seconds: float) -> dict[str, Any]:
+    """Exports of SPANS spans in protobuf; each is sent under new ids."""
+    exports = [export(n * SPANS) for n in range(4)]
+    done, size = 0, 0
+    faults: list[int] = []
+
+    async def one(number: int, until: float) -> None:
+        nonlocal done, size
+        connection = Connection(port, key)
+        await connection.open()
+        request = ExportTraceServiceRequest.FromString(exports[number % len(exports)].SerializeToString())
+        while time.perf_counter() < until:
+            trace = uuid.uuid4().bytes
+            for place, span in enumerate(request.resource_spans[0].scope_spans[0].spans):
+                span.trace_id, span.span_id = trace, place.to_bytes(8)
+            raw = request.SerializeToString()
+            status, answer = await connection.post("/v1/traces", raw, "application/x-protobuf")
+            done, size = done + SPANS, len(raw)
+            if status != 200 or answer:
+                faults.append(status)
+        connection.writer.close()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one(number, began + seconds) for number in range(connections)))
+    took = time.perf_counter() - began
+    return {
+        "connections": connections,
+        "seconds": round(took, 2),
+        "spans_per_second": round(done / took),
+        "bytes_per_span": size // SPANS,
+        "writes": done,
+        "not_200_or_partial": faults[:10],
+    }
+
+
 def cpu_seconds() -> dict[str, float]:
     """CPU time so far of the client, the web server and the database, which share the cores."""
     spent = {"client": sum(psutil.Process().cpu_times()[:2]), "server": 0.0, "database": 0.0}
@@ -225,6 +296,7 @@ def main() -> None:
             asyncio.run(pairs(server.port, key, options.connections, 2.0))  # caches are warm then
             single = asyncio.run(measured(pairs(server.port, key, options.connections, options.seconds)))
             many = asyncio.run(measured(bulk(server.port, key, options.bulk_connections, options.seconds)))
+            spans = asyncio.run(measured(otlp(server.port, key, options.bulk_connections, options.seconds)))
     print(
         json.dumps(
             {
@@ -234,6 +306,7 @@ def main() -> None:
                 "database": "PostgreSQL, commits reach the disk",
                 "decision_and_rating": single,
                 "bulk_decisions": many,
+                "otlp_spans": spans,
             },
             indent=2,
         )

@@ -30,7 +30,7 @@ from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent  # noqa: E402
 from rl.agents.worlds import TEAM, scenarios_of  # noqa: E402
 from rl.bundled_models import resolve_base_model  # noqa: E402
-from rl.export.gguf_write import writer_for  # noqa: E402
+from rl.export.gguf import writer_for  # noqa: E402
 from rl.export.source import source_open  # noqa: E402
 from rl.serving.base import Ask  # noqa: E402
 from rl.serving.llama import LlamaPolicy  # noqa: E402

@@ -47,9 +47,11 @@ PROPERTIES: dict[str, dict[str, Any]] = {
         "reihenfolge": {"type": "array", "items": PART, "uniqueItems": True, "minItems": 5, "maxItems": 5}
     },
     "object": {
-        "part": PART, "urgency": {"type": "integer", "minimum": 1, "maximum": 5}, "stop_line": {"type": "boolean"},
+        "part": PART,
+        "urgency": {"type": "integer", "minimum": 1, "maximum": 5},
+        "stop_line": {"type": "boolean"},
     },
-}  # fmt: skip
+}
 SAMPLING_SEED = 3
 
 
@@ -67,11 +69,14 @@ class Workshop:
             "additionalProperties": False,
         }
         self.agent = TemplateAgent(
-            slug="workshop", title="Workshop", description="",
+            slug="workshop",
+            title="Workshop",
+            description="",
             system_prompt="You are the workshop helper of the plant. Reply in JSON as the shop schema says.",
             template="Machine report: {symptom} since {hours} h.\nParts: " + " / ".join(PARTS),
-            schema=schema, max_new_tokens=64,
-        )  # fmt: skip
+            schema=schema,
+            max_new_tokens=64,
+        )
 
     def taste(self, state: Mapping[str, Any], response: str) -> float:
         """Liking of an answer, in [0, 1]; 0 for one that the agent cannot act on."""
@@ -139,17 +144,24 @@ def train(shop: Workshop, method: str, within: bool, options: argparse.Namespace
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         trainer = getattr(importlib.import_module(module), name)(
-            recipe.fit_to_rows(len(rows) - held_out), "bundled", output_dir=Path(folder), agent=shop.agent.slug,
-            hardware=detect(), rewards=[shop],
-        )  # fmt: skip
+            recipe.fit_to_rows(len(rows) - held_out),
+            "bundled",
+            output_dir=Path(folder),
+            agent=shop.agent.slug,
+            hardware=detect(),
+            rewards=[shop],
+        )
         try:
             result = trainer.train(rows[held_out:], rows[:held_out])
         except TrainingRefused as refusal:
             return {**row, "refused": str(refusal)}
         seconds = time.perf_counter() - began
         return {
-            **row, "trained": shop.measure(result.checkpoint, unseen), "steps": result.steps, "seconds": seconds,
-        }  # fmt: skip
+            **row,
+            "trained": shop.measure(result.checkpoint, unseen),
+            "steps": result.steps,
+            "seconds": seconds,
+        }
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

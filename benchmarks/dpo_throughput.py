@@ -3,8 +3,8 @@
     python benchmarks/dpo_throughput.py [--method dpo|kto|sft|reward]
                                         [--model tiny|100m|smollm2|1b|8b] [--prompt 384] [--system 0]
                                         [--completion 24] [--vary]
-                                        [--rounds 3] [--steps 8] [--only ours,trl_tuned]
-    python benchmarks/dpo_throughput.py --matrix gpu|check [--model 1b|8b] [--rounds 1]
+                                        [--rounds 3] [--steps 8] [--only ours,trl_tuned] [--profile DIR]
+    python benchmarks/dpo_throughput.py --matrix gpu|check [--model 1b|8b] [--rounds 1] [--ahead 4]
 
 Each side runs in a process of its own, on the same random weights, the same tokens and the same LoRA start; the
 sides take turns, round after round, and the median step counts (the first of a process is left out). Reference
@@ -13,14 +13,18 @@ of a step's loss of DPO and SFT to TRL's own in float32, given where that side r
 spreads them by half. The 1b and 8b shapes are those of Llama 3.2 1B and Llama 3.1 8B and want a GPU. Prints one JSON
 object.
 
-`--matrix gpu` runs both of those at 384/24 and 1024/64 tokens, with compiled layers and FlexAttention too, and says
+`--matrix gpu` runs both of those at 384/24 and 1024/64 tokens, with and without CUDA graphs, and says
 what share of the card's dense bfloat16 peak is reached, counted on the operations a pair needs (`pair_flops`).
 `--matrix check` is the same over tiny shapes, to see it run anywhere. A side that fails is reported, the others go on.
+On a GPU our sides also say what the estimate before a training foresees. `--ahead` starts so many sides while another
+one runs: they import what they need, then wait for the device. `--profile` writes where the time of one step goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -32,6 +36,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -56,12 +62,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
         "num_key_value_heads": 8, "vocab_size": 128256,
     },
+    "3b": {
+        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24,
+        "num_key_value_heads": 8, "vocab_size": 128256,
+    },
     "8b": {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
     },
 }  # fmt: skip
-BATCH = {"tiny": 8, "100m": 4, "smollm2": 4, "1b": 8, "8b": 4}
+BATCH = {"tiny": 8, "100m": 4, "smollm2": 4, "1b": 8, "3b": 4, "8b": 4}
+LARGE = ("1b", "3b", "8b")
+"""Shapes that are written in bfloat16, on the GPU where there is one."""
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
@@ -72,22 +84,26 @@ SIDES = {
     "trl_default_fp32": "the same in float32: its bfloat16 takes minutes a pair on a CPU without such products",
     "trl_tuned": "TRL: reference computed once, no checkpointing, bfloat16 where it pays, allocator settings",
     "packed_trl": "trl_fp32 with PackedDPOTrainer in the place of TRL's trainer",
+    "trl_liger": "TRL tuned, with Liger's kernels in the layers",
+    "trl_4bit": "TRL tuned, over a base in NF4",
     "trl_fp32": "TRL tuned, in float32: the losses the others are compared with",
     "ours": "rl.training.dpo.DPOTrainer with its defaults on this machine",
     "ours_fp32": "the same in float32",
     "ours_bf16": "the same in bfloat16",
-    "ours_compiled": "ours with compile=on",
-    "ours_flex": "ours with attention=flex",
+    "ours_launched": "ours without CUDA graphs",
+    "ours_4bit": "ours over a base in NF4",
+    "ours_small_gpu": "ours with the preset small_gpu: NF4, checkpointing, one row at a time",
 }
 METHODS = ("dpo", "kto", "sft", "reward")
 PLAIN = ("trl_default", "trl_tuned", "trl_fp32", "ours", "ours_fp32", "ours_bf16")
 """Sides that run unless others are named."""
 
-MATRIX: dict[str, dict[str, Any]] = {
-    "gpu": {"models": ("1b", "8b"), "lengths": ((384, 24), (1024, 64))},
-    "check": {"models": ("tiny",), "lengths": ((24, 4), (40, 6))},
+MATRIX: dict[str, dict[str, tuple[tuple[int, int, int], ...]]] = {
+    "gpu": {"1b": ((384, 24, 8), (1024, 64, 8)), "8b": ((384, 24, 4), (1024, 64, 2))},
+    "check": {"tiny": ((24, 4, 8), (40, 6, 8))},
 }
-MATRIX_SIDES = ("trl_default", "trl_tuned", "ours", "ours_compiled", "ours_flex")
+"""Model -> tokens of a prompt, tokens of a completion, pairs a step."""
+MATRIX_SIDES = ("trl_default", "trl_tuned", "trl_liger", "ours", "ours_launched")
 
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0}
 """Dense bfloat16 peak by a part of the card's name, from NVIDIA's data sheets (SXM cards)."""
@@ -164,16 +180,19 @@ def model_write(path: Path, name: str) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    )  # fmt: skip
+    )
     turn = "{% if m.role == 'assistant' %}{{ '</s> ' }}{% endif %}"
     fast.chat_template = "{% for m in messages %}{{ m.content + ' ' }}" + turn + "{% endfor %}"
     fast.save_pretrained(path)
     torch.manual_seed(0)
     config = LlamaConfig(
-        **{"tie_word_embeddings": True, **shape}, max_position_embeddings=4096,
-        pad_token_id=0, bos_token_id=1, eos_token_id=1,
-    )  # fmt: skip
-    big = name in ("1b", "8b")
+        **{"tie_word_embeddings": True, **shape},
+        max_position_embeddings=4096,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
+    big = name in LARGE
     with torch.device("cuda" if big and torch.cuda.is_available() else "cpu"):
         torch.set_default_dtype(torch.bfloat16 if big else torch.float32)
         model = LlamaForCausalLM(config)
@@ -191,6 +210,37 @@ def lora_start(model: Any) -> None:
             parameter.data.copy_((torch.randn(parameter.shape, generator=generator) * std).to(parameter))
 
 
+class Steps:
+    """Seconds of each step; the last one is profiled instead, where a file is named for that."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.times: list[float] = []
+        self.last, self.file, self.side = spec["steps"] - 1, spec.get("profile"), spec["side"]
+        self.count, self.profiler = 0, None
+
+    def begin(self) -> None:
+        _settle()
+        if self.file and self.count == self.last:
+            import torch
+
+            self.profiler: Any = torch.profiler.profile()
+            self.profiler.__enter__()
+        self.began = time.perf_counter()
+
+    def end(self) -> None:
+        _settle()
+        seconds = time.perf_counter() - self.began
+        self.count += 1
+        if self.profiler is None:
+            self.times.append(seconds)
+            return
+        self.profiler.__exit__(None, None, None)
+        found = self.profiler.key_averages()
+        key = "self_device_time_total" if _gpu() else "self_cpu_time_total"
+        tables = [found.table(sort_by=by, row_limit=30) for by in (key, "self_cpu_time_total")]
+        Path(self.file).write_text(f"{self.side}: {1e3 * seconds:.1f} ms\n" + "\n".join(tables), "utf-8")
+
+
 def run_trl(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]:
     import torch
     import trl
@@ -200,6 +250,7 @@ def run_trl(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]:
         AutoModelForCausalLM,
         AutoModelForSequenceClassification,
         AutoTokenizer,
+        BitsAndBytesConfig,
         TrainerCallback,
     )
 
@@ -207,11 +258,16 @@ def run_trl(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]:
     gpu = torch.cuda.is_available()
     plain = side.startswith("trl_default")
     knobs: dict[str, Any] = {"bf16": False} if side == "trl_default_fp32" else {}
+    if plain and spec["prompt"] >= 1000:  # its 1,024 tokens at most leave nothing of an answer, and no row
+        knobs["max_length"] = 2 * spec["prompt"]
     if not plain:
         knobs = {"gradient_checkpointing": False, "max_length": None}
-        knobs["bf16"] = side == "trl_tuned" and (gpu or _hardware().dtype == "bfloat16")
+        half = side in ("trl_tuned", "trl_liger", "trl_4bit")
+        knobs["bf16"] = half and (gpu or _hardware().dtype == "bfloat16")
         if method in ("dpo", "kto"):
             knobs["precompute_ref_log_probs"] = True
+        if side == "trl_liger":
+            knobs["use_liger_kernel"] = True
         if vary:
             knobs |= {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -227,19 +283,26 @@ def run_trl(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]:
             }
         )
     kind = AutoModelForSequenceClassification if method == "reward" else AutoModelForCausalLM
-    head = {"num_labels": 1} if method == "reward" else {}
+    head: dict[str, Any] = {"num_labels": 1} if method == "reward" else {}
+    if gpu:
+        head["device_map"] = {"": 0}
+    if side == "trl_4bit":
+        head["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
     model = kind.from_pretrained(folder, dtype=torch.bfloat16 if gpu and not plain else torch.float32, **head)
-    times: list[float] = []
+    steps = Steps(spec)
     losses: list[float] = []
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            _settle()
-            self.began = time.perf_counter()
+            steps.begin()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            _settle()
-            times.append(time.perf_counter() - self.began)
+            steps.end()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
@@ -283,7 +346,7 @@ def run_trl(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]:
     )
     lora_start(trainer.model)
     trainer.train()
-    return {"times": times, "losses": losses, "reference_s": reference[0]}
+    return {"times": steps.times, "losses": losses, "reference_s": reference[0]}
 
 
 def timed_method(owner: Any, name: str) -> list[float]:
@@ -309,8 +372,10 @@ def run_ours(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]
     import torch
 
     from rl.recipes import DPORecipe, KTORecipe, RewardModelRecipe, SFTRecipe
-    from rl.training import adapter_trainer, dpo, kto, reward_model, sft, trl_trainer
+    from rl.recipes.base import SMALL_GPU_ROWS
+    from rl.training import adapter_trainer, dpo, estimates, kto, reward_model, sft, trl_trainer
     from rl.training.hardware import allocator_settle, detect
+    from rl.training.profiler import product_rate
     from rl.training.result import Silent
 
     side, folder, method = spec["side"], Path(spec["folder"]), spec["method"]
@@ -319,9 +384,8 @@ def run_ours(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]
     dtypes = {"ours_fp32": "float32", "ours_bf16": "bfloat16"}
     if side in dtypes:
         hardware = dataclasses.replace(hardware, dtype=dtypes[side])
-    times: list[float] = []
+    steps = Steps(spec)
     losses: list[float] = []
-    began = [0.0]
 
     class Clock(Silent):
         def on_metrics(self, step: int, values: dict[str, float]) -> None:
@@ -341,14 +405,17 @@ def run_ours(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]
         outer.build,
     )
 
+    accumulated = [0]
+
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _settle()
-        began[0] = time.perf_counter()
+        if accumulated[0] == 0:
+            steps.begin()
+        accumulated[0] += 1
         return stock_step(self, *args, **kwargs)
 
     def end(self: Any, *args: Any, **kwargs: Any) -> None:
-        _settle()
-        times.append(time.perf_counter() - began[0])
+        accumulated[0] = 0
+        steps.end()
         stock_end(self, *args, **kwargs)
 
     def build(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -362,25 +429,47 @@ def run_ours(spec: dict[str, Any], data: list[dict[str, Any]]) -> dict[str, Any]
     inner.training_step, trl_trainer.ListenerCallback.on_step_end, outer.build = step, end, build  # type: ignore[method-assign]
     if not spec["vary"]:  # the same batches as the other sides
         inner._get_train_sampler = in_order
+    if side == "ours_launched":
+        trl_trainer.graphs_use = lambda model, note: None  # type: ignore[attr-defined]
     reference = timed_method(adapter_trainer, "reference_logps")
+    knobs: dict[str, Any] = {
+        "ours_4bit": {"quantization": "4bit"},
+        "ours_small_gpu": SMALL_GPU_ROWS | {"gradient_accumulation": spec["batch"]},
+    }.get(side, {})
     recipe = recipe_kind(
-        epochs=1,
-        batch_size=spec["batch"],
-        learning_rate=LEARNING_RATE,
-        lr_scheduler="constant",
-        warmup_ratio=0.0,
-        lora_r=RANK,
-        lora_alpha=2 * RANK,
-        logging_steps=1,
-        save_steps=10_000,
-        max_length=4096,
-        **({"compile": "on"} if side == "ours_compiled" else {}),
-        **({"attention": "flex"} if side == "ours_flex" else {}),
+        **{
+            "epochs": 1,
+            "batch_size": spec["batch"],
+            "learning_rate": LEARNING_RATE,
+            "lr_scheduler": "constant",
+            "warmup_ratio": 0.0,
+            "lora_r": RANK,
+            "lora_alpha": 2 * RANK,
+            "logging_steps": 1,
+            "save_steps": 10_000,
+            "max_length": 4096,
+            **knobs,
+        }
     )
+    asked = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in data]
+    foreseen = None
+    if hardware.device != "cpu":
+        estimate = getattr(estimates, {"reward": "reward_model"}.get(method, method))
+        told = estimate(str(folder), recipe, asked, hardware=hardware)
+        foreseen = {"step_s": told.speed.step_s, "once_s": told.speed.once_s, "memory_gb": told.memory_gb}
+        foreseen["product_tflops"] = product_rate(hardware) / 1e12
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     trainer = outer(recipe, str(folder), output_dir=folder / side, hardware=hardware, listener=Clock())
     trainer.load_base_model()
-    trainer.train([{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in data])
-    return {"times": times, "losses": losses, "reference_s": reference[0], "notes": trainer.context.notes}
+    trainer.train(asked)
+    return {
+        "times": steps.times,
+        "losses": losses,
+        "reference_s": reference[0],
+        "notes": trainer.context.notes,
+        "foreseen": foreseen,
+    }
 
 
 def _hardware() -> Any:
@@ -408,17 +497,43 @@ def child(spec: dict[str, Any]) -> dict[str, Any]:
     if spec["side"] == "trl_tuned":
         torch.set_float32_matmul_precision(_hardware().matmul_precision)
     pairs = rows(
-        spec["batch"] * spec["steps"], SHAPES[spec["model"]]["vocab_size"], spec["prompt"],
-        spec["completion"], spec["vary"], spec["system"],
-    )  # fmt: skip
-    side = run_ours if spec["side"].startswith("ours") else run_trl
-    out = side(spec, method_rows(spec["method"], pairs))
-    out["peak_mb"] = (
-        torch.cuda.max_memory_allocated() >> 20
-        if torch.cuda.is_available()
-        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        spec["batch"] * spec["steps"],
+        SHAPES[spec["model"]]["vocab_size"],
+        spec["prompt"],
+        spec["completion"],
+        spec["vary"],
+        spec["system"],
     )
+    side = run_ours if spec["side"].startswith("ours") else run_trl
+    with device_turn(spec.get("turn")):
+        out = side(spec, method_rows(spec["method"], pairs))
+        out["peak_mb"] = (
+            torch.cuda.max_memory_allocated() >> 20
+            if torch.cuda.is_available()
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        )
     return out
+
+
+@contextlib.contextmanager
+def device_turn(lock: str | None) -> Iterator[None]:
+    """Wait until no other side computes, all imports done; at once where no file is named."""
+    if lock is None:
+        yield
+        return
+    import peft
+    import transformers
+    import trl  # noqa: F401
+
+    import rl.training.dpo
+    import rl.training.estimates  # noqa: F401
+
+    assert peft.LoraConfig
+    assert transformers.LlamaForCausalLM  # named, so that their modules are loaded too
+    with Path(lock).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        sys.stdout.flush()
 
 
 def main() -> None:
@@ -437,14 +552,17 @@ def main() -> None:
     parser.add_argument("--vary", action="store_true", help="spread lengths by half around the mean")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", help=f"sides, of {', '.join(SIDES)}; default {', '.join(PLAIN)}")
+    parser.add_argument("--ahead", type=int, default=0, help="sides that import while another one runs")
+    parser.add_argument(
+        "--profile", type=Path, help="folder for where the time of each side's last step goes"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(child(json.loads(options.child))))
         return
-    matrix = MATRIX[options.matrix] if options.matrix else {}
-    models = (options.model,) if options.model else matrix.get("models", ("tiny",))
-    lengths = matrix.get("lengths", ((options.prompt, options.completion),))
+    matrix = MATRIX.get(options.matrix, {})
+    models = (options.model,) if options.model else tuple(matrix) or ("tiny",)
     usual = MATRIX_SIDES if matrix else PLAIN
     sides = options.only.split(",") if options.only else list(usual)
     unknown = [side for side in sides if side not in SIDES]
@@ -456,7 +574,8 @@ def main() -> None:
             options.model = model
             folder = Path(scratch) / model
             model_write(folder, model)
-            for options.prompt, options.completion in lengths:
+            one = (options.prompt, options.completion, options.batch or BATCH[model])
+            for options.prompt, options.completion, options.batch in matrix.get(model, (one,)):
                 reports.append(measure(sides, folder, options, stop=not matrix))
             shutil.rmtree(folder)
     print(json.dumps({"matrix": options.matrix, "cases": reports} if matrix else reports[0], indent=2))
@@ -464,31 +583,51 @@ def main() -> None:
 
 def measure(sides: list[str], folder: Path, options: argparse.Namespace, *, stop: bool) -> dict[str, Any]:
     """All sides on one model and one pair of lengths, in turn; with `stop` a side that fails ends the benchmark."""
-    batch = options.batch or BATCH[options.model]
+    batch = options.batch
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     failed: dict[str, str] = {}
-    for number in range(options.rounds):
-        for side in sides:
-            if side in failed:
-                continue
-            spec = {
-                "side": side, "model": options.model, "prompt": options.prompt, "completion": options.completion,
-                "batch": batch, "steps": options.steps, "vary": options.vary, "threads": options.threads,
-                "system": options.system, "method": options.method,
-            }  # fmt: skip
-            said = side_run(folder, spec)
-            if isinstance(said, str):
-                if stop:
-                    raise SystemExit(f"{side} failed:\n{said}")
-                failed[side] = said.strip().splitlines()[-1]
-                print(f"{options.model} {side} failed: {failed[side]}", file=sys.stderr)
-                continue
-            found[side].append(said)
-            ms = 1e3 * statistics.median(said["times"][1:]) / batch
-            print(
-                f"{options.model} {options.prompt}/{options.completion} round {number + 1}: {side} {ms:.1f} ms a row",
-                file=sys.stderr,
-            )
+    spec = {
+        "model": options.model,
+        "prompt": options.prompt,
+        "completion": options.completion,
+        "batch": batch,
+        "steps": options.steps,
+        "vary": options.vary,
+        "threads": options.threads,
+        "system": options.system,
+        "method": options.method,
+    }
+    if options.ahead:
+        spec["turn"] = str(folder.parent / "turn")
+
+    def run(number: int, side: str) -> None:
+        if side in failed:
+            return
+        own: dict[str, Any] = spec | {"side": side}
+        if options.profile and number == 0:
+            options.profile.mkdir(parents=True, exist_ok=True)
+            name = f"{options.method}-{options.model}-{options.prompt}-{side}.txt"
+            own["profile"] = str(options.profile.absolute() / name)
+        said = side_run(folder, own)
+        if isinstance(said, str):
+            if stop:
+                raise SystemExit(f"{side} failed:\n{said}")
+            failed[side] = said.strip().splitlines()[-1]
+            print(f"{options.model} {side} failed: {said[-1500:]}", file=sys.stderr, flush=True)
+            return
+        found[side].append(said)
+        ms = 1e3 * statistics.median(said["times"][1:]) / batch
+        print(
+            f"{options.method} {options.model} {options.prompt}/{options.completion} round {number + 1}: {side} "
+            f"{ms:.1f} ms a row, {said['peak_mb']} MB, foreseen {said.get('foreseen')}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    with ThreadPoolExecutor(1 + options.ahead) as pool:
+        turns = [pool.submit(run, number, side) for number in range(options.rounds) for side in sides]
+    for turn in turns:
+        turn.result()
     made = report({side: runs for side, runs in found.items() if runs}, batch, options)
     return made | ({"failed": failed} if failed else {})
 
@@ -506,8 +645,11 @@ def side_run(folder: Path, spec: dict[str, Any]) -> dict[str, Any] | str:
             environment |= ALLOCATOR
         done = subprocess.run(
             [sys.executable, __file__, "--child", json.dumps(spec | {"folder": str(own)})],
-            capture_output=True, text=True, env=environment, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
     if done.returncode != 0:
         return done.stderr[-3000:] or f"exit code {done.returncode}"
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
@@ -526,7 +668,7 @@ def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse
             ),
             "peak_mb": max(run["peak_mb"] for run in runs),
             "loss": [round(loss, 5) for loss in runs[0]["losses"]],
-            **({"notes": runs[0]["notes"]} if runs[0].get("notes") else {}),
+            **{key: runs[0][key] for key in ("notes", "foreseen") if runs[0].get(key)},
         }
     flops, peak = pair_flops(SHAPES[options.model], options.prompt, options.completion), _peak_tflops()
     for side in sides.values() if options.method == "dpo" else ():
@@ -565,7 +707,7 @@ def report(found: dict[str, list[dict[str, Any]]], batch: int, options: argparse
             }
             for ours in sides
             for theirs in sides
-            if theirs.startswith("trl") and ours in ("ours", "ours_compiled", "ours_flex", "packed_trl")
+            if theirs.startswith("trl") and ours in ("ours", "ours_launched", "packed_trl")
         },
     }
 

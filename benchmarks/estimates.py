@@ -41,9 +41,12 @@ def manage(home: Path, *arguments: str) -> tuple[dict[str, Any], float]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "manage.py"), *arguments], env=environment, cwd=ROOT,
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, str(ROOT / "manage.py"), *arguments],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     said = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)

@@ -78,9 +78,12 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ratchet-forgetting-") as home:
         os.environ.update(
-            RATCHET_HOME=home, DATABASE_URL=f"sqlite:///{home}/db.sqlite3", HF_HUB_OFFLINE="1",
-            DJANGO_SETTINGS_MODULE="backend.settings", TOKENIZERS_PARALLELISM="false",
-        )  # fmt: skip
+            RATCHET_HOME=home,
+            DATABASE_URL=f"sqlite:///{home}/db.sqlite3",
+            HF_HUB_OFFLINE="1",
+            DJANGO_SETTINGS_MODULE="backend.settings",
+            TOKENIZERS_PARALLELISM="false",
+        )
         import django
 
         django.setup()
@@ -113,9 +116,14 @@ def main() -> None:
             seconds = round(time.monotonic() - began, 1)
             found = judged(report["policy"], champion)
             ways.append(
-                {"start_from": start, "replay_share": share, "pairs": report["samples"]["train"],
-                 "train_seconds": seconds, **found}
-            )  # fmt: skip
+                {
+                    "start_from": start,
+                    "replay_share": share,
+                    "pairs": report["samples"]["train"],
+                    "train_seconds": seconds,
+                    **found,
+                }
+            )
             print(json.dumps(ways[-1]), file=sys.stderr, flush=True)
             # the next way is to find the same feedback new
             Learnt.objects.filter(run_id=report["run"]).delete()

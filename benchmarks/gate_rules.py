@@ -79,9 +79,12 @@ class Texts:
         assert found.high is not None
         written = [Case(float(one), 0.0) for one in gain[..., 0].mean(1)]
         evidence = Evidence(
-            "base", (), kl=kl, other_kinds={CORRECTIONS: written} if lead else {},
+            "base",
+            (),
+            kl=kl,
+            other_kinds={CORRECTIONS: written} if lead else {},
             written_gain=Difference(found.value, found.low, found.high),
-        )  # fmt: skip
+        )
         return rule_kl(evidence, BOUNDS, "champion")
 
 

@@ -161,8 +161,11 @@ def main() -> None:
             passed, seeds
         ).as_dict()
     for name, reason in (
-        ("FLIPPED", "accuracy"), ("HOSTILE", "raters"), ("LENGTHY", "length"), ("BROKEN", "slices"),
-    ):  # fmt: skip
+        ("FLIPPED", "accuracy"),
+        ("HOSTILE", "raters"),
+        ("LENGTHY", "length"),
+        ("BROKEN", "slices"),
+    ):
         world = getattr(gate_worlds, name)
         found = sheets(world, seeds)
         report[name.lower()] = {

@@ -2,6 +2,7 @@
 
     python benchmarks/gateway.py [--seconds 10] [--connections 50] [--workers 2] [--threads 256] [--delay-ms 50]
                                  [--rates 100,200,400] [--upstream [--burst 100] [--burst-delay-ms 3000]] [--first]
+                                 [--shadow 5]
 
 A stub answers every request after --delay-ms. First it is asked directly, then through the gateway, by one client
 process over keep-alive connections: at fixed rates (requests begin on schedule, spread over the connections, and are
@@ -11,6 +12,9 @@ milliseconds at the median and the 99th percentile.
 
 With --upstream the stub is the upstream of a hosted champion, with prices. Then --burst requests are sent at once to a
 second upstream that takes --burst-delay-ms, while /healthz and two pages are read ten times a second.
+
+With --shadow N a second hosted policy stands in the shadow of the champion. At the first rate the gateway is measured N
+times without and N times with a worker that answers the shadows, in turns.
 
 With --first client, stubs, server and PostgreSQL go before everything else on this machine (Linux, as root): what else
 runs there disturbs the figures less.
@@ -23,6 +27,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -165,6 +170,31 @@ for agent, port in (("support-bot", {port}), ("slow-bot", {slow})):
 """What is run in the server's shell: two agents with a hosted champion each."""
 
 
+SHADOW = """
+from rl.experiments.traffic import experiment_draft, experiment_start
+from rl.models import Policy
+champion = Policy.objects.get(name="support-bot-hosted")
+Policy.objects.create(
+    name="support-bot-own", agent="support-bot", kind="hosted", stage="candidate", upstream=champion.upstream,
+    base_model="m-1",
+)
+experiment_start(
+    experiment_draft("try", ["support-bot-own"], agent="support-bot", actor="benchmark", shadow=100), actor="benchmark"
+)
+"""
+
+
+ASKING = """
+from rl.experiments.traffic import experiment_get
+from rl.serving import shadow
+shadow.LOAD = 1e9  # this benchmark keeps the machine busy itself
+shadow.process_idle()
+while True:
+    shadow.shadow_turn(experiment_get("try"))
+"""
+"""What `experiment shadow` runs, for ever, on a machine that is never too busy."""
+
+
 SESSION = """
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.auth.models import User
@@ -226,6 +256,34 @@ async def burst(port: int, key: str, cookie: str, count: int) -> dict[str, Any]:
     }
 
 
+def shadowed(server: Server, key: str, options: argparse.Namespace, rate: float) -> dict[str, Any]:
+    """Median milliseconds through the gateway while a worker that answers shadows is held, and while it asks, in
+    turns."""
+    server.manage("shell", "-v", "0", "-c", SHADOW)
+    worker = subprocess.Popen(
+        [sys.executable, str(ROOT / "manage.py"), "shell", "-v", "0", "-c", ASKING],
+        env=server.environment, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    time.sleep(10)  # it has loaded then
+    p50: dict[signal.Signals, list[float]] = {signal.SIGSTOP: [], signal.SIGCONT: []}
+    for turn in range(2 * options.shadow):
+        told = list(p50)[turn % 2]
+        worker.send_signal(told)
+        found = asyncio.run(measured(server.port, key, options.connections, options.seconds, rate))
+        p50[told].append(found["p50_ms"])
+    worker.kill()
+    worker.wait()
+    answers = "from feedback.models import Decision; print(Decision.objects.filter(source='shadow').count())"
+    held, asking = (statistics.median(found) for found in p50.values())
+    return {
+        "requests_per_second": rate,
+        "p50_ms_without": round(held, 2),
+        "p50_ms_with": round(asking, 2),
+        "added_p50_ms": round(asking - held, 2),
+        "shadow_answers": int(server.manage("shell", "-v", "0", "-c", answers).split()[-1]),
+    }
+
+
 def cpu_seconds(process: psutil.Process) -> float:
     return sum(sum(p.cpu_times()[:2]) for p in [process, *process.children(recursive=True)])
 
@@ -249,9 +307,11 @@ def main() -> None:
     parser.add_argument("--upstream", action="store_true")
     parser.add_argument("--burst", type=int, default=100)
     parser.add_argument("--burst-delay-ms", type=float, default=3000.0)
+    parser.add_argument("--shadow", type=int, default=0, help="turns with and without a shadow")
     parser.add_argument("--first", action="store_true")
     parser.add_argument("--stub", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.upstream |= bool(options.shadow)
     if options.stub:
         asyncio.run(stub(options.stub, options.delay_ms / 1e3))
         return
@@ -279,7 +339,9 @@ def main() -> None:
                 if options.first:
                     favour()
                 rates = [float(rate) for rate in options.rates.split(",") if rate]
-                for rate in [*rates, None]:
+                if options.shadow:
+                    found["shadow"] = shadowed(server, key, options, rates[0])
+                for rate in [] if options.shadow else [*rates, None]:
                     direct = asyncio.run(measured(port, key, options.connections, options.seconds, rate))
                     assert server._process is not None
                     gateway = psutil.Process(server._process.pid)
@@ -291,7 +353,7 @@ def main() -> None:
                     requests = through["requests_per_second"] * options.seconds
                     through["cpu_ms_per_request"] = round(1e3 * spent / requests, 2)
                     found["closed_loop" if rate is None else f"{rate:g}_per_second"] = added(direct, through)
-                if options.upstream:
+                if options.upstream and not options.shadow:
                     before = cpu_seconds(gateway)
                     found["burst"] = asyncio.run(burst(server.port, key, cookie, options.burst))
                     found["burst"]["gateway_cpu_s"] = round(cpu_seconds(gateway) - before, 2)

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from rl.recipes import GRPO_CONFIG, SFT_CONFIG  # noqa: E402
+from rl.rewards.answers import rows_rewarded  # noqa: E402
 from rl.rewards.code_execution import CodeExecutionReward  # noqa: E402
-from rl.rewards.rows import rows_rewarded  # noqa: E402
 from rl.statistics import mean_interval, paired_difference, wilson_interval  # noqa: E402
 from rl.training.grpo import GRPOTrainer  # noqa: E402
 from rl.training.policy import generate, load_policy  # noqa: E402
@@ -113,8 +113,9 @@ def main() -> None:
             result["bare_base"] = str(refusal)
         sft = SFTTrainer(
             SFT_CONFIG["cpu"].with_knobs(max_steps=arguments.sft_steps, seed=arguments.seed),
-            output_dir=home / "sft", agent="coder",
-        ).train(shown)  # fmt: skip
+            output_dir=home / "sft",
+            agent="coder",
+        ).train(shown)
         began = time.perf_counter()
         grpo = GRPOTrainer(
             recipe.with_knobs(start_from=sft.checkpoint, beta=0.0, learning_rate=arguments.learning_rate),
@@ -130,14 +131,17 @@ def main() -> None:
         }
     result |= {name: told(found) for name, found in stages.items()}
     before, after = stages["sft"][0], stages["grpo"][0]
-    cells = [sum(pair == cell for pair in zip(after, before, strict=True)) for cell in (
-        (True, True), (True, False), (False, True), (False, False)
-    )]  # fmt: skip
+    cells = [
+        sum(pair == cell for pair in zip(after, before, strict=True))
+        for cell in ((True, True), (True, False), (False, True), (False, False))
+    ]
     result["gain_of_grpo"] = paired_difference(*cells).as_dict()
     result |= {
         "reward_first_and_last": [grpo.history["reward"][0], grpo.history["reward"][-1]],
-        "kl": grpo.metrics.get("kl"), "steps": grpo.steps, "stopped_early": grpo.stopped_early,
-    }  # fmt: skip
+        "kl": grpo.metrics.get("kl"),
+        "steps": grpo.steps,
+        "stopped_early": grpo.stopped_early,
+    }
     print(json.dumps(result, indent=1))
 
 

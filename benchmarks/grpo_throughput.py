@@ -68,15 +68,26 @@ def stock(options: argparse.Namespace, folder: Path, texts: list[str], **knobs: 
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if gpu else torch.float32),
         [reward],
         trl.GRPOConfig(
-            str(folder / "trl"), per_device_train_batch_size=options.group * options.groups,
-            num_generations=options.group, max_completion_length=options.completion, num_train_epochs=1,
-            logging_steps=1, report_to=[], save_strategy="no", seed=0, use_cpu=not gpu, disable_tqdm=True,
-            lr_scheduler_type="constant", dataloader_pin_memory=False, learning_rate=1e-5, **knobs,
+            str(folder / "trl"),
+            per_device_train_batch_size=options.group * options.groups,
+            num_generations=options.group,
+            max_completion_length=options.completion,
+            num_train_epochs=1,
+            logging_steps=1,
+            report_to=[],
+            save_strategy="no",
+            seed=0,
+            use_cpu=not gpu,
+            disable_tqdm=True,
+            lr_scheduler_type="constant",
+            dataloader_pin_memory=False,
+            learning_rate=1e-5,
+            **knobs,
         ),
         Dataset.from_list([{"prompt": text} for text in texts]),
         processing_class=AutoTokenizer.from_pretrained(folder),
         peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear"),
-    )  # fmt: skip
+    )
 
 
 def ours(options: argparse.Namespace, folder: Path, dtype: str | None, listener: Any = None) -> Any:
@@ -96,14 +107,26 @@ def ours(options: argparse.Namespace, folder: Path, dtype: str | None, listener:
     if dtype:
         hardware = dataclasses.replace(hardware, dtype=dtype, matmul_precision="highest")
     recipe = GRPORecipe(
-        batch_size=options.group * options.groups, num_generations=options.group, beta=0.0, lora_r=RANK,
-        lora_alpha=2 * RANK, max_new_tokens=options.completion, max_length=options.prompt + options.completion + 8,
-        max_steps=options.steps + 1, learning_rate=1e-5, save_steps=10_000, missing_eos_penalty=0.0,
-    )  # fmt: skip
+        batch_size=options.group * options.groups,
+        num_generations=options.group,
+        beta=0.0,
+        lora_r=RANK,
+        lora_alpha=2 * RANK,
+        max_new_tokens=options.completion,
+        max_length=options.prompt + options.completion + 8,
+        max_steps=options.steps + 1,
+        learning_rate=1e-5,
+        save_steps=10_000,
+        missing_eos_penalty=0.0,
+    )
     return GRPOTrainer(
-        recipe, str(folder), output_dir=folder / f"ours-{os.getpid()}", hardware=hardware, listener=listener,
+        recipe,
+        str(folder),
+        output_dir=folder / f"ours-{os.getpid()}",
+        hardware=hardware,
+        listener=listener,
         rewards=[Length()],
-    )  # fmt: skip
+    )
 
 
 def rows(texts: Sequence[str]) -> list[dict[str, Any]]:

@@ -29,9 +29,10 @@ from rl.datasets.pairs import Pair, pairs_from_evidence  # noqa: E402
 from rl.linear.fit import fit  # noqa: E402
 
 FLIPPED, TESTED = 0.05, 400
-ANSWERS = tuple(f"Send it to {name}." for name in (
-    "billing", "sales", "support", "repairs", "legal", "press", "stores", "travel", "returns", "payroll",
-))  # fmt: skip
+ANSWERS = tuple(
+    f"Send it to {name}."
+    for name in "billing sales support repairs legal press stores travel returns payroll".split()
+)
 FIELDS = {
     "customer": ("new", "regular", "partner", "staff"),
     "matter": ("invoice", "delivery", "contract", "broken part", "refund", "interview"),

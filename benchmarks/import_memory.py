@@ -63,26 +63,49 @@ def librechat(number: int, size: int) -> list[Any]:
     about = {"conversationId": f"c{number}", "user": f"user-{number % 50}"}
     feedback = {"rating": "thumbsUp", "tag": None, "text": ""}
     return [
-        {"messageId": f"a{number}", "parentMessageId": f"q{number}", "isCreatedByUser": False,
-         "text": answer(number), "feedback": feedback, **about},
-        {"messageId": f"q{number}", "parentMessageId": None, "isCreatedByUser": True,
-         "text": words(number, size), **about},
-    ]  # fmt: skip
+        {
+            "messageId": f"a{number}",
+            "parentMessageId": f"q{number}",
+            "isCreatedByUser": False,
+            "text": answer(number),
+            "feedback": feedback,
+            **about,
+        },
+        {
+            "messageId": f"q{number}",
+            "parentMessageId": None,
+            "isCreatedByUser": True,
+            "text": words(number, size),
+            **about,
+        },
+    ]
 
 
 def open_webui(number: int, size: int) -> list[Any]:
     asked = {"id": f"q{number}", "parentId": None, "role": "user", "content": words(number, size)}
     answers = [
-        {"id": f"a{number}-{n}", "parentId": f"q{number}", "role": "assistant",
-         "content": f"{answer(number)} {n}"} for n in range(2)
-    ]  # fmt: skip
+        {
+            "id": f"a{number}-{n}",
+            "parentId": f"q{number}",
+            "role": "assistant",
+            "content": f"{answer(number)} {n}",
+        }
+        for n in range(2)
+    ]
     messages = {message["id"]: message for message in (asked, *answers)}
     chat = {"chat": {"chat": {"history": {"messages": messages}}}}
 
     def feedback(n: int, **more: Any) -> dict[str, Any]:
         meta = {"message_id": f"a{number}-{n}", "chat_id": f"c{number}"}
-        return {"id": f"f{number}-{n}", "user_id": f"user-{number % 50}", "type": "rating",
-                "data": {"rating": 1}, "meta": meta, "created_at": 1_760_000_000 + number, **more}  # fmt: skip
+        return {
+            "id": f"f{number}-{n}",
+            "user_id": f"user-{number % 50}",
+            "type": "rating",
+            "data": {"rating": 1},
+            "meta": meta,
+            "created_at": 1_760_000_000 + number,
+            **more,
+        }
 
     return [feedback(1), feedback(0, snapshot=chat)]
 
@@ -97,17 +120,32 @@ def tensorzero(number: int, size: int) -> tuple[list[Any], list[Any]]:
     own, episode = str(uuid.uuid4()), str(uuid.uuid4())
     asked = {"messages": [{"role": "user", "content": words(number, size)}]}
     output = [{"type": "text", "text": answer(number)}]
-    inference = {"id": own, "function_name": "support", "variant_name": "v1", "episode_id": episode,
-                 "input": json.dumps(asked), "output": json.dumps(output)}  # fmt: skip
-    said = {"id": str(uuid.uuid4()), "target_id": own, "metric_name": "solved", "value": True,
-            "tags": {"note": words(number, size)}}  # fmt: skip
+    inference = {
+        "id": own,
+        "function_name": "support",
+        "variant_name": "v1",
+        "episode_id": episode,
+        "input": json.dumps(asked),
+        "output": json.dumps(output),
+    }
+    said = {
+        "id": str(uuid.uuid4()),
+        "target_id": own,
+        "metric_name": "solved",
+        "value": True,
+        "tags": {"note": words(number, size)},
+    }
     return [inference], [said]
 
 
 Rows = Callable[[int, int], list[Any]]
 KINDS: dict[str, Rows] = {
-    "rated": rated, "anonymous": anonymous, "array": anonymous, "librechat": librechat, "open_webui": open_webui,
-}  # fmt: skip
+    "rated": rated,
+    "anonymous": anonymous,
+    "array": anonymous,
+    "librechat": librechat,
+    "open_webui": open_webui,
+}
 TWO_FILES = {"simulation": simulation, "tensorzero": tensorzero}
 ARRAYS = ("array", "librechat", "open_webui")
 
@@ -187,8 +225,12 @@ def main() -> None:
         server.migrate()
         done = subprocess.run(
             [sys.executable, __file__, "--child", *map(str, paths)],
-            env=server.environment, capture_output=True, text=True, check=False, cwd=ROOT,
-        )  # fmt: skip
+            env=server.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+        )
         if done.returncode:
             raise SystemExit(done.stderr)
         size = sum(path.stat().st_size for path in paths)

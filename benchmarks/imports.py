@@ -27,9 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 COLUMNS = (
-    "file", "format", "rows", "decisions", "ratings", "comparisons", "corrections", "outcomes", "skipped", "refused",
-    "again", "left",
-)  # fmt: skip
+    "file format rows decisions ratings comparisons corrections outcomes skipped refused again left"
+).split()
 COUNTS = ("rows", "decisions", "ratings", "comparisons", "corrections", "outcomes", "skipped")
 NO_FEEDBACK = ("README.md", "LICENSE", "dataset_info.json", "llamafactory_dataset_info.json")
 

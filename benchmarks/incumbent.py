@@ -80,20 +80,7 @@ MESSAGES = {
         "two bikes and a {part} for Friday",
     ),
 }
-PARTS = (
-    "chain",
-    "brake",
-    "saddle",
-    "helmet",
-    "gear",
-    "tyre",
-    "basket",
-    "lock",
-    "bell",
-    "pump",
-    "lamp",
-    "pedal",
-)
+PARTS = "chain brake saddle helmet gear tyre basket lock bell pump lamp pedal".split()
 OPENINGS = ("Hello, ", "Hi, this is Kim. ", "", "Good morning, ", "Dear shop, ")
 CLOSINGS = (" Thanks!", " Regards, Lu", "", " I am in a hurry.", " Please call me.")
 
@@ -242,9 +229,12 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {
-            "RATCHET_HOME": home, "DATABASE_URL": "", "RATCHET_BASE_MODEL": "", "HF_HUB_OFFLINE": "1",
+            "RATCHET_HOME": home,
+            "DATABASE_URL": "",
+            "RATCHET_BASE_MODEL": "",
+            "HF_HUB_OFFLINE": "1",
             "DJANGO_SETTINGS_MODULE": "backend.settings",
-        }  # fmt: skip
+        }
         import django
         from django.core.management import call_command
 
@@ -263,8 +253,10 @@ def main() -> None:
             str(round(side["value"] * side["n"])) if (side := one["right"].get(name)) else "not known"
             for name in ("incumbent", "base", "policy")
         ]
-        print(f"| {one['title']} | {' | '.join(counts)} | {one['scikit-learn']} | {one['held_out']} | {one['gate']} | "
-              f"{one['ratings']} |")  # fmt: skip
+        print(
+            f"| {one['title']} | {' | '.join(counts)} | {one['scikit-learn']} | {one['held_out']} | {one['gate']} | "
+            f"{one['ratings']} |"
+        )
     for one in found:
         print(f"\n{one['title']}: {one['reason'] or 'every rule is met'}")
 

@@ -2,6 +2,9 @@
 
 Every round is looked at after each judgement and stopped at the first verdict "better" or "worse"; "not worse" counts
 as given where it held at any look. `python benchmarks/judging.py --rounds 1000`.
+
+With --route: worlds of routing by confidence, how often the loss of quality exceeds the bound, and which share
+is answered locally. `python benchmarks/judging.py --route --rounds 500`.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import expit, logit
+from scipy.stats import norm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rl.statistics import wilson_interval
+from rl.statistics.routing import route_threshold
 from rl.statistics.sequential import BETTER, NOT_WORSE, WORSE
 from tests.support.judging_worlds import JudgingWorld, SimulatedRound, round_simulated
 
@@ -48,10 +54,52 @@ def power(world: JudgingWorld, rounds: int) -> dict[str, Any]:
     }
 
 
+LOSS, ALPHA = 0.02, 0.05
+WORSE_SHARES = {
+    "right in 92 %, knows well what it does not know": (0.08, 3.0),
+    "right in 90 %, knows it": (0.10, 2.5),
+    "right in 90 %, hardly knows it": (0.10, 1.0),
+    "right in 90 %, sure of anything": (0.10, 0.0),
+    "right in 60 %, knows it": (0.40, 2.5),
+}
+"""World -> share of its answers that are worse, and by how many standard deviations their confidence is lower."""
+
+
+def routed(share: float, distance: float, judged: int, rounds: int) -> dict[str, Any]:
+    """Thresholds from `judged` prompts each, against the true loss and the true share answered locally."""
+    broken, local = 0, []
+    for seed in range(rounds):
+        draw = np.random.default_rng(seed)
+        worse = draw.random(judged) < share
+        point = route_threshold(
+            expit(draw.normal(size=judged) - distance * worse), worse.tolist(), loss=LOSS, alpha=ALPHA
+        )
+        if point is None:
+            local.append(0.0)
+            continue
+        right, wrong = (norm.sf(logit(point.threshold) + shift) for shift in (0.0, distance))
+        broken += share * wrong > LOSS
+        local.append((1 - share) * right + share * wrong)
+    return {
+        "held": wilson_interval(rounds - broken, rounds).as_dict(),
+        "answered_locally": float(np.mean(local)),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1000, help="Rounds of each setting (default 1000)")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--route", action="store_true", help="Routing by confidence instead")
+    options = parser.parse_args()
+    rounds = options.rounds
+    if options.route:
+        found = {
+            f"{name}; {judged} judged": routed(*world, judged, rounds)
+            for name, world in WORSE_SHARES.items()
+            for judged in (300, 600, 1200)
+        }
+        print(json.dumps({"worlds": rounds, "loss": LOSS, "alpha": ALPHA, "found": found}, indent=2))
+        return
     report: dict[str, Any] = {"rounds": rounds, "false": {}, "power": {}}
     for ties in TIES:
         said = f"{ties:.0%} ties"

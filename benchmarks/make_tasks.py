@@ -21,52 +21,16 @@ SUBJECTS = {
     "shelf": ("book", "shelves"),
 }
 FIRST = (
-    *(
-        "North",
-        "South",
-        "Upper",
-        "Lower",
-        "Green",
-        "Silver",
-        "Amber",
-        "Quiet",
-        "Second",
-        "Marble",
-        "Cedar",
-        "Harbour",
-    ),
+    *"North South Upper Lower Green Silver Amber Quiet Second Marble Cedar Harbour".split(),
     *("Copper", "Winter", "Garden", "Lantern", "Velvet", "Granite", "Hollow", "Meadow", "Orchard", "Saffron"),
     *("Thistle", "Willow"),
 )
 SECOND = (
-    *(
-        "Office",
-        "Gallery",
-        "Depot",
-        "Archive",
-        "Annex",
-        "Terrace",
-        "Market",
-        "Studio",
-        "Bridge",
-        "Cabinet",
-        "Station",
-    ),
+    *"Office Gallery Depot Archive Annex Terrace Market Studio Bridge Cabinet Station".split(),
     *("Library", "Cellar", "Pavilion", "Workshop", "Corner", "Landing", "Passage", "Rotunda", "Stables"),
 )
 THINGS = (
-    *(
-        "letter",
-        "invoice",
-        "report",
-        "contract",
-        "drawing",
-        "sample",
-        "receipt",
-        "notice",
-        "survey",
-        "postcard",
-    ),
+    *"letter invoice report contract drawing sample receipt notice survey postcard".split(),
     *("recipe", "ledger"),
 )
 

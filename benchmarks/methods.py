@@ -73,8 +73,12 @@ class World:
     def manage(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), *arguments],
-            env=self.environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
+            env=self.environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         said: dict[str, Any] = json.loads(done.stdout) if "--json" in arguments else {}
         return said
 
@@ -83,9 +87,20 @@ class World:
         if not self.home.exists():
             self.manage("migrate", "--verbosity", "0")
             self.manage(
-                "simulate", "widgets", "--scenarios", str(self.options.scenarios), "--rate", "simulated",
-                "--raters", "1", "--noise", str(NOISE[self.name]), "--seed", str(self.options.seed), "--json",
-            )  # fmt: skip
+                "simulate",
+                "widgets",
+                "--scenarios",
+                str(self.options.scenarios),
+                "--rate",
+                "simulated",
+                "--raters",
+                "1",
+                "--noise",
+                str(NOISE[self.name]),
+                "--seed",
+                str(self.options.seed),
+                "--json",
+            )
         return self
 
     def corrected(self) -> World:

@@ -30,14 +30,27 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 PLACES = (
-    "el portal", "la escalera", "el ascensor", "el garaje", "la azotea", "el patio", "el trastero", "la fachada",
-)  # fmt: skip
+    "el portal",
+    "la escalera",
+    "el ascensor",
+    "el garaje",
+    "la azotea",
+    "el patio",
+    "el trastero",
+    "la fachada",
+)
 TROUBLES = {
-    "huele a gas": ("gas", 5), "hay una fuga de agua": ("agua", 4), "no hay luz": ("luz", 3),
-    "la puerta no cierra": ("cerrajería", 2), "hay una gotera": ("agua", 3), "hay cables sueltos": ("luz", 5),
-    "falta una bombilla": ("luz", 1), "hay basura acumulada": ("limpieza", 2), "hay grafitis": ("limpieza", 1),
+    "huele a gas": ("gas", 5),
+    "hay una fuga de agua": ("agua", 4),
+    "no hay luz": ("luz", 3),
+    "la puerta no cierra": ("cerrajería", 2),
+    "hay una gotera": ("agua", 3),
+    "hay cables sueltos": ("luz", 5),
+    "falta una bombilla": ("luz", 1),
+    "hay basura acumulada": ("limpieza", 2),
+    "hay grafitis": ("limpieza", 1),
     "el interfono no suena": ("cerrajería", 1),
-}  # fmt: skip
+}
 PEOPLE = ("una vecina mayor", "el presidente", "un inquilino", "la portera", "un repartidor")
 TAGS = ("gas", "agua", "luz", "cerrajería", "limpieza")
 SYSTEM = (
@@ -164,8 +177,12 @@ class Project:
         """Output of a command with --json, read. Exits with the command's error where it fails."""
         done = subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), *arguments],
-            env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env=self.environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
         printed: dict[str, Any] = json.loads(done.stdout) if "--json" in arguments else {}

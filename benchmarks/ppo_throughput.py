@@ -104,18 +104,39 @@ def run_trl(options: argparse.Namespace, folder: Path, texts: list[str]) -> list
             self.began = time.perf_counter()
 
     arguments = PPOConfig(
-        output_dir=str(folder / "trl"), per_device_train_batch_size=options.batch // MINI_BATCHES,
-        gradient_accumulation_steps=MINI_BATCHES, num_mini_batches=MINI_BATCHES, num_ppo_epochs=EPOCHS,
-        total_episodes=options.batch * (options.steps + 1), response_length=options.response, temperature=1.0,
-        learning_rate=1e-5, report_to=[], save_strategy="no", num_sample_generations=0, use_cpu=not gpu,
-        gradient_checkpointing=False, bf16=gpu, disable_tqdm=True, missing_eos_penalty=1.0, stop_token="eos",
-        logging_steps=1, seed=0,
-    )  # fmt: skip
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=options.batch // MINI_BATCHES,
+        gradient_accumulation_steps=MINI_BATCHES,
+        num_mini_batches=MINI_BATCHES,
+        num_ppo_epochs=EPOCHS,
+        total_episodes=options.batch * (options.steps + 1),
+        response_length=options.response,
+        temperature=1.0,
+        learning_rate=1e-5,
+        report_to=[],
+        save_strategy="no",
+        num_sample_generations=0,
+        use_cpu=not gpu,
+        gradient_checkpointing=False,
+        bf16=gpu,
+        disable_tqdm=True,
+        missing_eos_penalty=1.0,
+        stop_token="eos",
+        logging_steps=1,
+        seed=0,
+    )
     trainer = PPOTrainer(
-        args=arguments, processing_class=tokenizer, model=model, ref_model=None, reward_model=reward,
-        train_dataset=dataset, value_model=value, eval_dataset=dataset.select(range(options.batch)),
-        peft_config=lora, callbacks=[Clock()],
-    )  # fmt: skip
+        args=arguments,
+        processing_class=tokenizer,
+        model=model,
+        ref_model=None,
+        reward_model=reward,
+        train_dataset=dataset,
+        value_model=value,
+        eval_dataset=dataset.select(range(options.batch)),
+        peft_config=lora,
+        callbacks=[Clock()],
+    )
     trainer.train()
     return times
 
@@ -145,11 +166,20 @@ def run_ours(options: argparse.Namespace, folder: Path, texts: list[str]) -> lis
             self.began = time.perf_counter()
 
     recipe = PPORecipe(
-        batch_size=options.batch, mini_batch_size=options.batch // MINI_BATCHES, ppo_epochs=EPOCHS, lora_r=RANK,
-        lora_alpha=2 * RANK, max_new_tokens=options.response, max_length=options.prompt + options.response + 8,
-        max_steps=options.steps + 1, top_k=0, top_p=1.0,
-        learning_rate=1e-5, early_stop_kl=1e9, **OURS[options.side],
-    )  # fmt: skip
+        batch_size=options.batch,
+        mini_batch_size=options.batch // MINI_BATCHES,
+        ppo_epochs=EPOCHS,
+        lora_r=RANK,
+        lora_alpha=2 * RANK,
+        max_new_tokens=options.response,
+        max_length=options.prompt + options.response + 8,
+        max_steps=options.steps + 1,
+        top_k=0,
+        top_p=1.0,
+        learning_rate=1e-5,
+        early_stop_kl=1e9,
+        **OURS[options.side],
+    )
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in texts]
     with tempfile.TemporaryDirectory() as out:
         PPOTrainer(

@@ -220,8 +220,11 @@ def main() -> None:
             if options.explain:
                 explained()
             figures = measure(options.samples)
-        machine = {"cpus": psutil.cpu_count(), "processor": platform.processor() or platform.machine(),
-                   "python": platform.python_version()}  # fmt: skip
+        machine = {
+            "cpus": psutil.cpu_count(),
+            "processor": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+        }
         sys.stdout.write(
             json.dumps(
                 {

@@ -101,9 +101,13 @@ class Alone:
     def __init__(self, file: Path, adapter: Path | None) -> None:
         cores = len(os.sched_getaffinity(0))
         self.llama = llama_cpp.Llama(
-            str(file), n_ctx=4096, n_threads=cores, n_threads_batch=cores, verbose=False,
+            str(file),
+            n_ctx=4096,
+            n_threads=cores,
+            n_threads_batch=cores,
+            verbose=False,
             lora_path=str(adapter) if adapter else None,
-        )  # fmt: skip
+        )
         options = llama_cpp.llama_context_default_params()
         options.n_ctx, options.n_threads, options.n_threads_batch = 4096, cores, cores
         model = self.llama._model.model
@@ -148,9 +152,15 @@ class Alone:
         began = time.perf_counter()
         prompt = self.tokens(question.messages)
         found: Any = self.llama.create_completion(
-            prompt, max_tokens=question.tokens, temperature=question.temperature, top_p=1.0, top_k=0, min_p=0.0,
-            repeat_penalty=1.0, seed=1,
-        )  # fmt: skip
+            prompt,
+            max_tokens=question.tokens,
+            temperature=question.temperature,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            repeat_penalty=1.0,
+            seed=1,
+        )
         return time.perf_counter() - began, int(found["usage"]["completion_tokens"])
 
 
@@ -205,12 +215,15 @@ def policy_made(server: Server, file: Path, adapter: Path | None) -> None:
         (folder / "base-q8_0.gguf").symlink_to(file)
     form, path = ("gguf", file) if adapter is None else ("gguf-lora", adapter)
     server.manage(
-        "shell", "-v", "0", "-c",
+        "shell",
+        "-v",
+        "0",
+        "-c",
         "from rl.models import Policy; "
         f"policy = Policy.objects.create(name={POLICY!r}, agent='bench', base_model='bench', "
         f"base_model_hash={BASE_HASH!r}, adapter_path='bench'); "
         f"policy.artifacts.create(format={form!r}, path={str(path)!r}, bytes={path.stat().st_size}, sha256='')",
-    )  # fmt: skip
+    )
 
 
 def measured(alone: Alone, gateway: Gateway, rounds: int, tokens: int, *, new: bool) -> dict[str, Any]:

@@ -96,8 +96,10 @@ class Installation:
         """Standard output of a command; what it says beside goes to standard error as it comes."""
         done = subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), *words],
-            env=self.environment, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         if done.returncode not in (0, 1):
             raise SystemExit(f"{' '.join(words)}: exit status {done.returncode}")
         return done.stdout

@@ -141,9 +141,13 @@ def spam(data: Path, random: Random) -> Task:
 
 
 GROUPS = {
-    "rec.autos": "cars", "rec.sport.hockey": "hockey", "sci.med": "medicine", "sci.space": "space",
-    "comp.graphics": "graphics", "talk.politics.guns": "guns",
-}  # fmt: skip
+    "rec.autos": "cars",
+    "rec.sport.hockey": "hockey",
+    "sci.med": "medicine",
+    "sci.space": "space",
+    "comp.graphics": "graphics",
+    "talk.politics.guns": "guns",
+}
 
 
 def groups(data: Path, random: Random) -> Task:
@@ -176,60 +180,80 @@ GOODS = (
 QUEUES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "billing": (
         (
-            "I was charged twice for my {good}.", "The invoice for the {good} shows the wrong amount.",
-            "Why is there a fee of {n} euros on my card?", "Please send me a receipt for the {good}.",
+            "I was charged twice for my {good}.",
+            "The invoice for the {good} shows the wrong amount.",
+            "Why is there a fee of {n} euros on my card?",
+            "Please send me a receipt for the {good}.",
             "My credit card was declined when I paid for the {good}.",
         ),
         (
-            "Money for the {good} left my bank twice.", "You took {n} euros too much from me.",
-            "The bill does not match what I ordered.", "Voucher ignored at checkout, I paid in full for the {good}.",
+            "Money for the {good} left my bank twice.",
+            "You took {n} euros too much from me.",
+            "The bill does not match what I ordered.",
+            "Voucher ignored at checkout, I paid in full for the {good}.",
         ),
     ),
     "shipping": (
         (
-            "Where is my {good}? It should have arrived {n} days ago.", "The tracking number for the {good} is wrong.",
-            "Can you deliver the {good} to another address?", "How long does delivery of the {good} take?",
+            "Where is my {good}? It should have arrived {n} days ago.",
+            "The tracking number for the {good} is wrong.",
+            "Can you deliver the {good} to another address?",
+            "How long does delivery of the {good} take?",
             "My parcel with the {good} has been stuck for {n} days.",
         ),
         (
-            "Still waiting for the {good}, nothing came so far.", "When will the {good} get here?",
-            "The van drove past my house and did not ring, no {good}.", "My {good} seems lost on its way.",
+            "Still waiting for the {good}, nothing came so far.",
+            "When will the {good} get here?",
+            "The van drove past my house and did not ring, no {good}.",
+            "My {good} seems lost on its way.",
         ),
     ),
     "returns": (
         (
-            "I want to send the {good} back.", "The {good} is the wrong colour, can I exchange it?",
-            "How do I return the {good} after {n} days?", "You sent me the wrong size of {good}, please swap it.",
+            "I want to send the {good} back.",
+            "The {good} is the wrong colour, can I exchange it?",
+            "How do I return the {good} after {n} days?",
+            "You sent me the wrong size of {good}, please swap it.",
             "Where do I get a return label for the {good}?",
         ),
         (
-            "I changed my mind about the {good}, take it back.", "The {good} does not fit, I need a bigger one.",
-            "Refund please, the {good} is not what the picture shows.", "Is it too late to give back the {good}?",
+            "I changed my mind about the {good}, take it back.",
+            "The {good} does not fit, I need a bigger one.",
+            "Refund please, the {good} is not what the picture shows.",
+            "Is it too late to give back the {good}?",
         ),
     ),
     "technical": (
         (
-            "The {good} does not switch on.", "My {good} makes a strange noise after {n} minutes.",
-            "The {good} broke after {n} weeks.", "How do I clean the filter of the {good}?",
+            "The {good} does not switch on.",
+            "My {good} makes a strange noise after {n} minutes.",
+            "The {good} broke after {n} weeks.",
+            "How do I clean the filter of the {good}?",
             "There is an error E{n} on the display of the {good}.",
         ),
         (
-            "My {good} is dead, no light at all.", "Smoke comes out of the {good}.",
-            "A part of the {good} fell off while using it.", "The {good} stops working every {n} minutes.",
+            "My {good} is dead, no light at all.",
+            "Smoke comes out of the {good}.",
+            "A part of the {good} fell off while using it.",
+            "The {good} stops working every {n} minutes.",
         ),
     ),
     "account": (
         (
-            "I cannot log in to the shop.", "Please change my email address.",
-            "I forgot my password and the mail never comes.", "Delete all data you have about me.",
+            "I cannot log in to the shop.",
+            "Please change my email address.",
+            "I forgot my password and the mail never comes.",
+            "Delete all data you have about me.",
             "How do I unsubscribe from the newsletter?",
         ),
         (
-            "The site says my user does not exist.", "I have a new phone number, put it in my profile.",
-            "Stop writing me advertising.", "Reset link is expired each time.",
+            "The site says my user does not exist.",
+            "I have a new phone number, put it in my profile.",
+            "Stop writing me advertising.",
+            "Reset link is expired each time.",
         ),
     ),
-}  # fmt: skip
+}
 """Queue -> wordings of messages to it: those people rated, and others."""
 PRESSING = ("This is the third time I write!", "I am really angry.", "Urgent:", "I need an answer today.")
 OPENINGS = ("Hello,", "Hi, this is {name}.", "Good morning.", "Dear team,", "", "", "")
@@ -255,7 +279,7 @@ def shop(data: Path, random: Random) -> Task:
             )
             text = " ".join(filter(None, parts)).format(
                 good=random.choice(GOODS), n=random.randint(2, 30), name=random.choice(NAMES)
-            )  # fmt: skip
+            )
             if text not in seen:
                 break
         seen.add(text)
@@ -348,5 +372,9 @@ def replies(data: Path, random: Random) -> Task:
 
 
 TASKS: dict[str, Callable[[Path, Random], Task]] = {
-    "news": news, "spam": spam, "groups": groups, "shop": shop, "replies": replies,
-}  # fmt: skip
+    "news": news,
+    "spam": spam,
+    "groups": groups,
+    "shop": shop,
+    "replies": replies,
+}

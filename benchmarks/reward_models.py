@@ -35,8 +35,8 @@ from constrained_rollouts import PROPERTIES, Workshop  # noqa: E402
 
 from rl.agents import AGENTS  # noqa: E402
 from rl.agents.base import Agent  # noqa: E402
-from rl.agents.random_answers import draw_value  # noqa: E402
 from rl.agents.worlds import TEAM, scenarios_of  # noqa: E402
+from rl.datasets.demonstrations import draw_value  # noqa: E402
 
 NOISE, DRAWN, EVAL_SHARE = 0.1, 6, 0.15
 """Share of flipped verdicts, answers drawn for a prompt of the workshop, and share of the prompts that is watched."""
@@ -133,9 +133,12 @@ def cell(world: World, architecture: str, feedback: str, options: argparse.Names
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         trainer = RewardModelTrainer(
-            recipe.fit_to_rows(len(rows) - held_out), "bundled", output_dir=Path(folder), agent=world.agent.slug,
+            recipe.fit_to_rows(len(rows) - held_out),
+            "bundled",
+            output_dir=Path(folder),
+            agent=world.agent.slug,
             hardware=detect(),
-        )  # fmt: skip
+        )
         result = trainer.train(rows[held_out:], rows[:held_out])
         model = RewardModel.load(result.checkpoint, detect())
         found = ranked(model, world, unseen)

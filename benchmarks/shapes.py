@@ -64,8 +64,13 @@ REPLIES = {
 SHOWN = 0.5
 """Share of the prompts with tests to which somebody wrote an answer, too."""
 USUAL = {
-    "late": "trace", "broken": "replace", "wrong": "replace", "invoice": "send", "address": "form", "refund": "refund",
-}  # fmt: skip
+    "late": "trace",
+    "broken": "replace",
+    "wrong": "replace",
+    "invoice": "send",
+    "address": "form",
+    "refund": "refund",
+}
 
 
 @dataclass(frozen=True)
@@ -200,8 +205,12 @@ class Desk:
         """The JSON of a command; {"refused": its last line} where it ended with 1 and `check` is False."""
         done = subprocess.run(
             [sys.executable, "manage.py", *words, "--json"],
-            cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or [""])[-1]
             if check:
@@ -219,9 +228,12 @@ class Desk:
 
     def shell(self, code: str) -> None:
         subprocess.run(
-            [sys.executable, "manage.py", "shell", "-c", code], cwd=ROOT, env=self.environment, check=True,
+            [sys.executable, "manage.py", "shell", "-c", code],
+            cwd=ROOT,
+            env=self.environment,
+            check=True,
             stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
 
     @contextmanager
     def served(self) -> Iterator[None]:
@@ -232,8 +244,11 @@ class Desk:
         with (self.home / "server.log").open("ab") as log:
             server = subprocess.Popen(
                 [sys.executable, "manage.py", "runserver", "--noreload", f"127.0.0.1:{port}"],
-                cwd=ROOT, env=self.environment, stdout=log, stderr=log,
-            )  # fmt: skip
+                cwd=ROOT,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+            )
         try:
             for _ in range(1200):
                 try:
@@ -319,10 +334,20 @@ def traces_sent(desk: Desk, world: World) -> dict[str, Any]:
         )
         steps = [
             lookup,
-            {"kind": "decision", "name": "answer", "messages": [{"role": "user", "content": case.text}],
-             "response": reply, "n": 1},
-            {"kind": "task", "name": "help the customer", "status": "completed" if good else "failed", "n": 2},
-        ]  # fmt: skip
+            {
+                "kind": "decision",
+                "name": "answer",
+                "messages": [{"role": "user", "content": case.text}],
+                "response": reply,
+                "n": 1,
+            },
+            {
+                "kind": "task",
+                "name": "help the customer",
+                "status": "completed" if good else "failed",
+                "n": 2,
+            },
+        ]
         desk.call("/api/traces/", {"agent": AGENT, "run_id": f"run-{number}", "steps": steps})
     return {"traces": world.options.prompts}
 

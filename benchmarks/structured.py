@@ -37,12 +37,23 @@ DEVICES = ("boiler", "lift", "door", "printer", "router", "window", "heating", "
 FAULTS = ("leaks", "makes noise", "is stuck", "smells of smoke", "is dead", "flickers")
 PLACES = ("cellar", "lobby", "office", "kitchen", "roof")
 TRADES = {
-    "boiler": "plumbing", "heating": "plumbing", "lift": "mechanics", "door": "mechanics", "printer": "it",
-    "router": "it", "window": "mechanics", "lamp": "electrics",
-}  # fmt: skip
+    "boiler": "plumbing",
+    "heating": "plumbing",
+    "lift": "mechanics",
+    "door": "mechanics",
+    "printer": "it",
+    "router": "it",
+    "window": "mechanics",
+    "lamp": "electrics",
+}
 URGENT = {
-    "smells of smoke": 9, "leaks": 7, "is stuck": 5, "is dead": 4, "makes noise": 2, "flickers": 2,
-}  # fmt: skip
+    "smells of smoke": 9,
+    "leaks": 7,
+    "is stuck": 5,
+    "is dead": 4,
+    "makes noise": 2,
+    "flickers": 2,
+}
 TOOLS = {
     "plumbing": ["wrench", "pump"],
     "mechanics": ["wrench", "ladder"],
@@ -171,8 +182,11 @@ def _read(text: str) -> Any:
 def pipeline(home: Path, desk: dict[str, Any], method: str) -> dict[str, Any]:
     """Import the corrections, run the pipeline, answer the fresh prompts with the policy; in processes of their own."""
     file = home / "corrections.jsonl"
-    blank = {"routing": {"trade": "it", "visit": {"priority": 1, "floor": None, "two_people": False}},
-             "safety": {"danger": False, "level": "low"}, "tools": []}  # fmt: skip
+    blank = {
+        "routing": {"trade": "it", "visit": {"priority": 1, "floor": None, "two_people": False}},
+        "safety": {"danger": False, "level": "low"},
+        "tools": [],
+    }
     file.write_text(
         "".join(
             json.dumps(

@@ -22,9 +22,9 @@ def measured(method: str, steps: int, rate: float, held_out: list[dict[str, Any]
     """One training of so many steps at this peak learning rate, judged against the base model."""
     from rl.agents import get_agent
     from rl.jobs import train
-    from rl.jobs.hardware import hardware_detect
     from rl.jobs.lifecycle import TrainOrder
     from rl.jobs.teachability import rate_sum
+    from rl.jobs.trainer import hardware_detect
     from rl.models import TrainingRun
     from rl.recipes import RECIPES
     from rl.registry.service import home_path, policy_get
@@ -39,12 +39,15 @@ def measured(method: str, steps: int, rate: float, held_out: list[dict[str, Any]
     answers = found["evidence"]["answers"]
     recipe = type(RECIPES[method]["cpu"]).from_dict(TrainingRun.objects.get(pk=done["run"]).recipe)
     return {
-        "method": method, "steps": steps, "learning_rate": rate, "rows": done["samples"]["train"],
+        "method": method,
+        "steps": steps,
+        "learning_rate": rate,
+        "rows": done["samples"]["train"],
         "moved": float(f"{rate_sum(recipe, steps) * recipe.lora_alpha / recipe.lora_r:.3g}"),
         "answers_changed": sum(a["answer"] != a["other_answer"] for a in answers) / len(answers),
         "accuracy_gain": found["comparison"]["difference"]["value"],
         "n": len(held_out),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

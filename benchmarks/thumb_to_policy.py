@@ -70,9 +70,12 @@ def rate(server: Server, key: str, count: int) -> None:
             if sent == count:
                 return
             decision = call(
-                server, key, "POST", "/api/decisions/",
+                server,
+                key,
+                "POST",
+                "/api/decisions/",
                 {"agent": "widgets", "messages": messages, "response": response, "state": scenario.state},
-            )  # fmt: skip
+            )
             liked = AGENT.hidden_preference(scenario.state, response) >= 0.5
             body = {"thumb": "up" if liked else "down", "rater": "outside"}
             call(server, key, "POST", f"/api/decisions/{decision['id']}/ratings/", body)
@@ -113,8 +116,11 @@ def main() -> None:
     key = server.key("ingest", "rate", "read", "operate", "rate_as")
     served = subprocess.Popen(
         [sys.executable, str(ROOT / "manage.py"), "serve", "--port", str(server.port), "--every", "2"],
-        env=server.environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=(home / "serve.log").open("ab"),
-    )  # fmt: skip
+        env=server.environment,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=(home / "serve.log").open("ab"),
+    )
     try:
         while True:  # until it answers
             try:

@@ -146,19 +146,27 @@ def trained(world: World, options: argparse.Namespace) -> dict[str, Any]:
     knobs = [part for knob in options.set for part in ("--set", knob)]
     result = world.say(f"train_{options.method}", "--agent", AGENT, *knobs)
     found = world.say(
-        "evaluate_model", "--policy", result["policy"], "--compare-base",
-        "--test-data", str(clean(world.home, options.seed)),
-    )  # fmt: skip
+        "evaluate_model",
+        "--policy",
+        result["policy"],
+        "--compare-base",
+        "--test-data",
+        str(clean(world.home, options.seed)),
+    )
     return {
-        "policy": result["policy"], "steps": result["steps"], "notes": result["notes"],
+        "policy": result["policy"],
+        "steps": result["steps"],
+        "notes": result["notes"],
         "checkpoint": result["checkpoint"],
-        "preflight": result["preflight"], "labels": plan["balance"], "sources": plan["sources"],
+        "preflight": result["preflight"],
+        "labels": plan["balance"],
+        "sources": plan["sources"],
         "unseen": {
             "base": found["comparison"]["preference_accuracy"]["value"],
             "policy": found["preference_accuracy"],
             "difference": found["comparison"]["difference"],
         },
-    }  # fmt: skip
+    }
 
 
 def gated(world: World, policy: str) -> dict[str, Any]:
@@ -230,8 +238,10 @@ def flow_outcomes(world: World, options: argparse.Namespace) -> dict[str, Any]:
     unsaid = world.say("calculate_rewards", "--agent", AGENT)
     rewards = world.say("calculate_rewards", "--agent", AGENT, "--outcome", "solved=1:0")
     return {
-        "named": unsaid["outcomes_without_worth"], "rewards": rewards["labels"], **trained(world, options)
-    }  # fmt: skip
+        "named": unsaid["outcomes_without_worth"],
+        "rewards": rewards["labels"],
+        **trained(world, options),
+    }
 
 
 FLOWS = {"traces": flow_traces, "outcomes": flow_outcomes}

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import hashlib
 import importlib
 import json
@@ -204,7 +203,6 @@ def trained_fast(
     from rl.recipes.methods import method_named
     from rl.training.hardware import detect
     from rl.training.result import Silent
-    from rl.training.search import SearchTrainer
 
     method = "linear" if options.method == "auto" else options.method
     split = rows_split(rows)
@@ -221,8 +219,6 @@ def trained_fast(
     recipe = RECIPES[method]["cpu"].with_knobs(**knobs).fit_to_rows(len(train))
     module, _, name = method_named(method).trainer.partition(":")
     trains = getattr(importlib.import_module(module), name)
-    if recipe.search > 1:
-        trains = functools.partial(SearchTrainer, trains)
     trainer = trains(
         recipe,
         base_model(),
@@ -234,10 +230,14 @@ def trained_fast(
     )
     result = trainer.train(train, held)
     return {
-        **({"search": result.search["tries"]} if result.search else {}),
-        "method": method, "steps": result.steps, "total_steps": result.total_steps, "best_step": result.best_step,
-        "seconds": result.seconds, "adapter": result.checkpoint, "learnt": [*split["train"], *split["eval"]],
-    }  # fmt: skip
+        "method": method,
+        "steps": result.steps,
+        "total_steps": result.total_steps,
+        "best_step": result.best_step,
+        "seconds": result.seconds,
+        "adapter": result.checkpoint,
+        "learnt": [*split["train"], *split["eval"]],
+    }
 
 
 def trained_by_commands(

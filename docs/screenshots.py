@@ -23,10 +23,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 WIDE = {"width": 1080, "height": 760}
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+ARGUMENTS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
 
 
 def django_setup(home: Path) -> None:
@@ -44,7 +44,7 @@ def server_start() -> tuple[subprocess.Popen[bytes], str]:
     command = [sys.executable, "manage.py", "runserver", "--noreload", "--insecure", f"127.0.0.1:{port}"]
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
     base = f"http://127.0.0.1:{port}"
-    for _ in range(100):
+    for _ in range(600):
         try:
             urllib.request.urlopen(f"{base}/accounts/login/")  # noqa: S310
             return server, base
@@ -52,7 +52,7 @@ def server_start() -> tuple[subprocess.Popen[bytes], str]:
             time.sleep(0.2)
     server.kill()
     raise SystemExit(
-        f"the server did not answer at {base} within 20 s: run `python manage.py runserver` to see why"
+        f"the server did not answer at {base} within 2 min: run `python manage.py runserver` to see why"
     )
 
 
@@ -258,7 +258,7 @@ def main() -> None:
                 page.goto(f"{base}/import/")
                 page.set_input_files("input[name=file]", file_to_import(Path(new)))
                 page.get_by_role("button", name="Try it").click()
-                page.get_by_role("heading", name="What it would bring").wait_for()
+                page.get_by_role("heading", name="What would be imported").wait_for()
                 page.screenshot(path=IMAGES / "import.png")
                 picture_shrink(IMAGES / "import.png")
                 browser.close()

@@ -10,18 +10,9 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 PATTERNS = (
-    "*.md",
-    "LICENSE",
-    "compose.yaml",
-    "deploy/**/*",
-    "docs/**/*",
-    "examples/**/*",
-    "clients/python/README.md",
-    "rl/bundled_model/README.md",
-    "packed/README.md",
-    "packed/examples/*",
-    "static/favicon.svg",
-)
+    "*.md LICENSE compose.yaml deploy/**/* docs/**/* examples/**/* clients/*/README.md "
+    "rl/bundled_model/README.md packed/README.md packed/examples/* static/favicon.svg"
+).split()
 SUFFIXES = {".md", ".css", ".py", ".ipynb", ".json", ".yaml", ".yml", ".png", ".svg", ".gif", ".webp", ""}
 LEFT_OUT = {"__pycache__", "var"}
 """Folders that running the examples leaves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django import forms
@@ -41,7 +42,6 @@ class AgentSettingsAdmin(ModelAdmin):
         "overlap_share",
         "overlap_ratings",
         "collection_rate",
-        "aggregation",
     ]
     search_fields = ["agent"]
 
@@ -91,17 +91,27 @@ class ApiKeyAdmin(ModelAdmin):
     list_display = ["name", "begins", "scopes", "state", "last_used_at", "created_at"]
     search_fields = ["name", "prefix"]
     ordering = ["name"]
-    fields = ["name", "prefix", "scopes", "created_at", "last_used_at", "revoked_at"]
+    fields = [
+        "name",
+        "prefix",
+        "scopes",
+        "agent",
+        "origin",
+        "budget_usd",
+        "created_at",
+        "last_used_at",
+        "revoked_at",
+    ]
     readonly_fields = fields
     change_form_outer_before_template = "admin/feedback/apikey/revoke.html"
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm("feedback.add_apikey")
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
 
     def may_revoke(self, request: HttpRequest) -> bool:
@@ -124,7 +134,7 @@ class ApiKeyAdmin(ModelAdmin):
         return [revoke, *super().get_urls()]
 
     def add_view(
-        self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
+        self, request: HttpRequest, form_url: str = "", extra_context: Mapping[str, object] | None = None
     ) -> HttpResponse:
         """The key is shown in the answer to the form and nowhere else: not in a message, which a cookie would keep.
         `?name=&scopes=rate,read` fills the form in."""
@@ -153,7 +163,7 @@ class ApiKeyAdmin(ModelAdmin):
         request: HttpRequest,
         object_id: str,
         form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
+        extra_context: Mapping[str, object] | None = None,
     ) -> HttpResponse:
         context = {**(extra_context or {}), "may_revoke": self.may_revoke(request)}
         return super().change_view(request, object_id, form_url, context)

@@ -52,13 +52,13 @@ class FunctionCall(BaseModel):
 
     @field_validator("arguments", mode="before")
     @classmethod
-    def _as_text(cls, value: Any) -> Any:
+    def _as_text(cls, value: object) -> object:
         if value is None:
             return ""
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     @property
-    def parsed(self) -> Any:
+    def parsed(self) -> object:
         """The arguments as a JSON value, or the text if it is not JSON."""
         try:
             return json.loads(self.arguments) if self.arguments.strip() else {}
@@ -146,8 +146,9 @@ def response_of(messages: Sequence[ChatMessage]) -> AssistantResponse:
 _THINK = re.compile(r"\s*<(think|thinking|thought|reasoning)>(.*?)</\1>\s*", re.DOTALL)
 _FENCE = re.compile(r"\s*:::thinking\n(.*?)\n:::\s*", re.DOTALL)
 _THINK_END = re.compile(r"</(?:think|thinking)>\s*")
-_DETAILS = re.compile(r'\s*<details\b[^>]*\btype="reasoning"[^>]*>(.*?)</details>\s*', re.DOTALL)
-_SUMMARY = re.compile(r"<summary>.*?</summary>", re.DOTALL)
+_DETAILS = re.compile(r'\s*<details\b(?=[^>]*\btype="reasoning")[^>]*>(.*?)</details>\s*', re.DOTALL)
+_SUMMARY = re.compile(r"<summary>.*?</summary>|(<summary>.*)", re.DOTALL)
+"""The second alternative keeps a summary without an end, and stops the search."""
 
 
 def reasoning_split(text: str) -> tuple[str, str]:
@@ -157,17 +158,19 @@ def reasoning_split(text: str) -> tuple[str, str]:
     Open WebUI's `<details type="reasoning">` and LibreChat's `:::thinking`. Tags further inside belong to the text.
     """
     thoughts: list[str] = []
+    at = 0
     while True:
-        if found := _THINK.match(text):
+        if found := _THINK.match(text, at):
             thoughts.append(found[2].strip())
-        elif found := _FENCE.match(text):
+        elif found := _FENCE.match(text, at):
             thoughts.append(found[1].strip())
-        elif found := _DETAILS.match(text):
-            lines = html.unescape(_SUMMARY.sub("", found[1])).strip().splitlines()
+        elif found := _DETAILS.match(text, at):
+            lines = html.unescape(_SUMMARY.sub(r"\1", found[1])).strip().splitlines()
             thoughts.append("\n".join(re.sub(r"^\s*> ?", "", line) for line in lines).strip())
         else:
             break
-        text = text[found.end() :]
+        at = found.end()
+    text = text[at:]
     if not thoughts and "<think" not in text and (found := _THINK_END.search(text)):
         thoughts.append(text[: found.start()].strip())
         text = text[found.end() :]
@@ -177,7 +180,7 @@ def reasoning_split(text: str) -> tuple[str, str]:
 # --- Reading -------------------------------------------------------------------------------------------------
 
 
-def messages_read(value: Any, where: str = "messages") -> list[ChatMessage]:
+def messages_read(value: object, where: str = "messages") -> list[ChatMessage]:
     """Read a chat in any dialect; a text is one user message. Raises MessageError.
 
     One item may become several messages (Anthropic's tool results are parts of a user message) or join the previous
@@ -216,7 +219,7 @@ def _joined(one: ChatMessage, other: ChatMessage) -> ChatMessage:
     )
 
 
-def message_read(value: Any, where: str = "message", *, role: str = "") -> ChatMessage:
+def message_read(value: object, where: str = "message", *, role: str = "") -> ChatMessage:
     """Read one message; `role` is the default. Raises MessageError."""
     found = list(_message(value, where, role))
     if len(found) != 1:
@@ -277,7 +280,7 @@ def _message(value: Any, where: str, default_role: str = "") -> Iterator[ChatMes
         raise MessageError(f"{where}.{place}: {fault['msg']}, found {_excerpt(fault['input'])}") from None
 
 
-def _responses_item(given: dict[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+def _responses_item(given: dict[str, object], original: Mapping[str, object]) -> dict[str, Any]:
     """An item of OpenAI's Responses API as a chat message; any other message unchanged."""
     kind = given.get("type")
     if kind == "message":
@@ -311,7 +314,7 @@ def _take_reasoning(given: dict[str, Any], parts: _Parts) -> None:
         parts.add([{"type": "reasoning", "content": details}])
 
 
-def _take_calls(given: dict[str, Any], parts: _Parts, where: str) -> list[Any]:
+def _take_calls(given: dict[str, object], parts: _Parts, where: str) -> list[object]:
     stated = given.pop("tool_calls", None) or []
     if not isinstance(stated, list):
         raise MessageError(f"{where}.tool_calls: expected a list of calls, found {_excerpt(stated)}")
@@ -319,7 +322,7 @@ def _take_calls(given: dict[str, Any], parts: _Parts, where: str) -> list[Any]:
     return [*parts.calls, *stated, *([legacy] if legacy else [])]
 
 
-def _undo_wrapping(message: dict[str, Any]) -> dict[str, Any]:
+def _undo_wrapping(message: dict[str, Any]) -> dict[str, object]:
     """Unwrap LangChain's constructor, {type, data} and {type, content}; take ShareGPT's `from` as the role."""
     if isinstance(message.get("kwargs"), Mapping):
         path = message.get("id")
@@ -347,7 +350,7 @@ def is_pair(value: Any) -> bool:
     return is_list and all(isinstance(item, str) for item in value) and _role_name(value[0]) in ROLES
 
 
-def _role_name(value: Any) -> str:
+def _role_name(value: object) -> str:
     """A role in lower case, also of LangChain's class names such as AIMessageChunk."""
     return str(value).strip().lower().removesuffix("chunk").removesuffix("message")
 
@@ -360,7 +363,7 @@ class _Parts:
         self.content: list[Any] = []
         self.reasoning: list[str] = []
         self.refusals: list[str] = []
-        self.calls: list[Any] = []
+        self.calls: list[object] = []
         self.results: list[ChatMessage] = []
 
     @property
@@ -368,10 +371,10 @@ class _Parts:
         return "".join(part["text"] for part in self.content if _is_text_part(part))
 
     @property
-    def value(self) -> str | list[Any]:
+    def value(self) -> str | list[object]:
         return self.text if all(map(_is_text_part, self.content)) else self.content
 
-    def add(self, content: Any) -> None:
+    def add(self, content: object) -> None:
         if content is None:
             return
         if isinstance(content, Mapping):
@@ -384,7 +387,7 @@ class _Parts:
         else:
             raise MessageError(f"{self.where}.content: expected a text, found {_excerpt(content)}")
 
-    def _part(self, part: Any, where: str) -> None:
+    def _part(self, part: object, where: str) -> None:
         if isinstance(part, str):
             self.content.append({"type": "text", "text": part})
             return
@@ -420,7 +423,7 @@ class _Parts:
             self.content.append(dict(part))
 
 
-def _kind(part: Mapping[str, Any]) -> str:
+def _kind(part: Mapping[str, object]) -> str:
     """Type of a part without `type`: Gemini and Bedrock use it as the key."""
     kinds = (
         "text",
@@ -437,11 +440,11 @@ def _kind(part: Mapping[str, Any]) -> str:
     return next(iter(part), "")
 
 
-def _is_text_part(part: Any) -> bool:
+def _is_text_part(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     """Text in a reasoning part, at any depth."""
     if isinstance(value, str):
         return value
@@ -481,7 +484,7 @@ def _result(part: Mapping[str, Any], where: str) -> ChatMessage:
     return ChatMessage(role="tool", content=content, tool_call_id=found, name=part.get("name"), **more)
 
 
-def _call(value: Any, where: str) -> ToolCall:
+def _call(value: object, where: str) -> ToolCall:
     """Read a tool call of OpenAI, Anthropic (name, input), LangChain or Gemini (name, args)."""
     if isinstance(value, ToolCall):
         return value
@@ -509,7 +512,7 @@ def _call(value: Any, where: str) -> ToolCall:
         ) from None
 
 
-def _json_calls(text: str, where: str) -> list[Any]:
+def _json_calls(text: str, where: str) -> list[object]:
     """Calls in a ShareGPT turn of `function_call`: JSON of one call or a list."""
     try:
         found = json.loads(text)
@@ -518,6 +521,6 @@ def _json_calls(text: str, where: str) -> list[Any]:
     return found if isinstance(found, list) else [found]
 
 
-def _excerpt(value: Any) -> str:
+def _excerpt(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

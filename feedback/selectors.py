@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
@@ -24,26 +24,28 @@ from django.db.models import (
     TextField,
     Value,
 )
+from django.db.models.expressions import Combinable
 from django.db.models.functions import Cast, StrIndex
 from django.db.models.lookups import GreaterThan
 from django.utils import timezone
 
 from feedback.cache import CostAwareCache
 from feedback.messages import Message
+from feedback.models import SHADOW, Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
-from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating
-from feedback.storage.agent_names import prompt_hash as prompt_hash
+from feedback.models import prompt_hash as prompt_hash
 from feedback.storage.sql import chunks
 
 
 def ratings_standing(agent: str | None = None, *, of_withdrawn: bool = False) -> QuerySet[Rating]:
     """Ratings that were neither superseded nor withdrawn, oldest first.
 
-    of_withdrawn: include ratings of withdrawn decisions. For display only: they are never counted or trained on.
+    of_withdrawn: include ratings of withdrawn decisions and shadow answers. For display only: they are never counted
+    or trained on.
     """
     ratings = Rating.objects.filter(superseded_by__isnull=True, withdrawn=False)
     if not of_withdrawn:
-        ratings = ratings.filter(decision__withdrawal=None)
+        ratings = ratings.filter(decision__withdrawal=None).exclude(decision__source=SHADOW)
     if agent is not None:
         ratings = ratings.filter(decision__agent=agent)
     return ratings.order_by("created_at", "id")
@@ -69,11 +71,16 @@ def comparisons_standing(agent: str | None = None) -> QuerySet[Comparison]:
 
 
 def decisions_of(agent: str) -> QuerySet[Decision]:
-    """An agent's decisions, without withdrawn ones."""
-    return Decision.objects.filter(agent=agent, withdrawal=None)
+    """An agent's decisions, without withdrawn ones and shadow answers, which no user got."""
+    return Decision.objects.filter(agent=agent, withdrawal=None).exclude(source=SHADOW)
 
 
-NOT_FROM_APPS = ("simulation", "gateway", "decide", "shadow")
+def shadow_answers(agent: str, policy: str) -> QuerySet[Decision]:
+    """Answers of a policy beside those that users got, without withdrawn ones."""
+    return Decision.objects.filter(agent=agent, withdrawal=None, policy=policy, source=SHADOW)
+
+
+NOT_FROM_APPS = ("simulation", "gateway", "decide", SHADOW)
 """Sources of decisions that the app's own model did not answer: simulated, or answered by Ratchet."""
 
 
@@ -222,7 +229,9 @@ def feedback_counts_cached() -> dict[str, FeedbackCounts]:
 def feedback_counts_by_agent(agent: str | None = None) -> dict[str, FeedbackCounts]:
     """Counts of every agent with decisions, or of one, in a fixed number of queries."""
     simulated = Count("pk", filter=Q(rater_kind=RaterKind.SIMULATED))
-    rows = Decision.objects.filter(agent=agent) if agent is not None else Decision.objects.all()
+    rows = Decision.objects.exclude(source=SHADOW)
+    if agent is not None:
+        rows = rows.filter(agent=agent)
     decisions = _by_agent(rows)
     ratings = ratings_standing(agent).order_by().values("decision__agent")
     ratings = ratings.annotate(
@@ -303,9 +312,9 @@ class ResponseFact(NamedTuple):
     id: uuid.UUID
     prompt_hash: str
     response: str
-    candidates: list[Any] | None
+    candidates: list[object] | None
     tags: list[str]
-    metadata: dict[str, Any]
+    metadata: dict[str, object]
     has_state: bool
     reasoning: str
     judged: bool
@@ -319,7 +328,7 @@ class PromptFact(NamedTuple):
     prompt_hash: str
     messages: list[Message]
     state: Any
-    metadata: dict[str, Any]
+    metadata: Mapping[str, object]
     unit: str
     trace: str | None
 
@@ -346,15 +355,10 @@ def comparison_facts(agent: str) -> Iterator[ComparisonFact]:
 
 def response_facts(agent: str) -> Iterator[ResponseFact]:
     """Decisions of an agent that were rated or compared, or that list candidates."""
-    spoken_of = (
-        Exists(Rating.objects.filter(decision=OuterRef("pk")))
-        | Exists(Comparison.objects.filter(left=OuterRef("pk")))
-        | Exists(Comparison.objects.filter(right=OuterRef("pk")))
-    )
     rows = (
         decisions_of(agent)
         .annotate(
-            judged=ExpressionWrapper(spoken_of, output_field=BooleanField()),
+            judged=ExpressionWrapper(_judged(), output_field=BooleanField()),
             has_state=HAS_STATE,
         )
         .filter(Q(candidates__isnull=False) | Q(judged=True))
@@ -362,6 +366,36 @@ def response_facts(agent: str) -> Iterator[ResponseFact]:
         .values_list(*ResponseFact._fields)
     )
     yield from map(ResponseFact._make, rows.iterator(chunk_size=CHUNK))
+
+
+def _judged() -> Combinable | Q:
+    """Condition: the decision of the outer query was ever rated or compared."""
+    return (
+        Exists(Rating.objects.filter(decision=OuterRef("pk")))
+        | Exists(Comparison.objects.filter(left=OuterRef("pk")))
+        | Exists(Comparison.objects.filter(right=OuterRef("pk")))
+    )
+
+
+def unjudged_counts(agent: str) -> dict[str, int]:
+    """Policy -> its decisions that nobody rated or compared, most first; without simulations and demonstrations."""
+    rows = _unjudged(agent).order_by().values_list("policy").annotate(count=Count("pk"))
+    return dict(sorted(rows, key=lambda row: (-row[1], row[0])))
+
+
+def answers_unjudged(agent: str, policy: str) -> Iterator[ResponseFact]:
+    """A policy's answers that nobody rated or compared, newest first, at most MOST_UNJUDGED."""
+    rows = _unjudged(agent).filter(policy=policy).exclude(response="").order_by("-created_at", "-id")
+    yield from _responses(rows[:MOST_UNJUDGED])
+
+
+MOST_UNJUDGED = 20_000
+"""Newest unrated answers of a policy that are read."""
+
+
+def _unjudged(agent: str) -> QuerySet[Decision]:
+    rows = decisions_of(agent).exclude(source="simulation")
+    return rows.filter(~_judged()).exclude(tag_condition(*IMITATION_TAGS))
 
 
 def verdict_stands(decision: str = "pk") -> Exists:
@@ -413,6 +447,12 @@ def decision_prompts(agent: str) -> Iterator[DecisionPrompt]:
         .values_list("id", "prompt_hash", "has_state")
     )
     yield from map(DecisionPrompt._make, rows.iterator(chunk_size=CHUNK))
+
+
+def answers_recorded(agent: str, facts: Sequence[str], *, in_state: bool) -> bool:
+    """True if a decision's metadata has one of these keys, or `in_state`, if a decision has a state."""
+    told = Q(metadata__has_any_keys=list(facts))
+    return decisions_of(agent).filter(told | Q(state__isnull=False) if in_state else told).exists()
 
 
 def prompt_facts(ids: Sequence[uuid.UUID]) -> Iterator[PromptFact]:

@@ -19,7 +19,6 @@ from feedback.models import (
     RaterKind,
     Rating,
 )
-from feedback.storage.annotation_priority import priority_update
 from feedback.storage.factories import (
     Subject,
     comparison_build,
@@ -29,6 +28,8 @@ from feedback.storage.factories import (
     rating_build,
     withdrawal_build,
 )
+from feedback.storage.masking import masks_in_use
+from feedback.storage.sampling import priority_update
 from feedback.storage.sql import NoDecision, chunks, rating_insert, ratings_human_change, row_insert
 from feedback.storage.tombstones import decisions_erased, erased_refusal, erased_refuse
 from feedback.storage.validation import DecisionUnknown as DecisionUnknown
@@ -133,7 +134,7 @@ def _subject(decision: Decision | uuid.UUID | str, name: str = "decision") -> Su
     raise _unknown(key, name)
 
 
-def _append(row: Rating | Comparison, chain: dict[str, Any]) -> WriteResult:
+def _append(row: Rating | Comparison, chain: Mapping[str, object]) -> WriteResult:
     """Append to the chain of one rater's rows on one subject; the newest row of a chain stands.
 
     Most raters rate a subject once, so the row is first inserted as the start of a chain. If the database refuses a
@@ -198,10 +199,17 @@ def rating_submit(
     Raises FeedbackRefused with a fault per field, DecisionUnknown, FeedbackConflict.
     """
     subject = decision.pk if isinstance(decision, Decision) else identity_of(decision, "decision")
-    row = rating_build(decision=subject, rater=rater, rater_kind=rater_kind, **said)
+    agent = _agent_of(decision) if masks_in_use() else ""
+    row = rating_build(decision=subject, agent=agent, rater=rater, rater_kind=rater_kind, **said)
     if row.rater_kind != RaterKind.HUMAN:
         _subject(decision)  # For human ratings, the update of the count checks it.
     return _append(row, {"decision": subject, "rater": row.rater})
+
+
+def _agent_of(decision: Decision | uuid.UUID | str) -> str:
+    if isinstance(decision, Decision):
+        return decision.agent
+    return Decision.objects.filter(pk=identity_of(decision)).values_list("agent", flat=True).first() or ""
 
 
 def rating_withdraw(

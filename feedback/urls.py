@@ -5,17 +5,19 @@ from __future__ import annotations
 from django.contrib.auth.views import LogoutView
 from django.urls import path
 
-from feedback.accounts import views as account_views
-from feedback.agents import views as agent_views
+from feedback import agents as agent_views
+from feedback.accounts import sign_in as account_views
 from feedback.agreement import views as agreement_views
 from feedback.explorer import views as explorer_views
-from feedback.rating import pair_views, views
+from feedback.rating import feedback_form, pair_views, views
 from feedback.transfer import views as transfer_views
 
 urlpatterns = [
     path("accounts/login/", account_views.SignIn.as_view(), name="login"),
     path("accounts/logout/", LogoutView.as_view(), name="logout"),
     path("accounts/link/<str:uid>/<str:token>/", account_views.link_signin, name="signin-link"),
+    path("feedback/<str:token>", feedback_form.feedback, name="feedback-form"),
+    path("people/", account_views.people, name="people"),
     path("rate/", views.rate, name="rate"),
     path("rate/undo/", views.rate_undo, name="rate-undo"),
     path("rate/skip/", views.rate_skip, name="rate-skip"),

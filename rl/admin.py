@@ -35,7 +35,6 @@ from rl.models import (
     Experiment,
     GateSettings,
     GoldenCase,
-    LabelRun,
     LearnerSettings,
     Policy,
     RewardSettings,
@@ -43,7 +42,7 @@ from rl.models import (
     Snapshot,
     Upstream,
 )
-from rl.upstreams import SETTINGS, UpstreamRefused, key_place, upstream_fill
+from rl.upstreams import SETTINGS, TITLES, UpstreamRefused, key_place, upstream_fill
 
 fields.prettify_json = json_html
 
@@ -59,13 +58,13 @@ class RecordAdmin(ModelAdmin):
     list_filter = ["agent"]
     ordering = ["-id"]
 
-    def has_add_permission(self, *_: Any, **__: Any) -> bool:
+    def has_add_permission(self, *_: object, **__: object) -> bool:
         return False
 
-    def has_change_permission(self, *_: Any, **__: Any) -> bool:
+    def has_change_permission(self, *_: object, **__: object) -> bool:
         return False
 
-    def has_delete_permission(self, *_: Any, **__: Any) -> bool:
+    def has_delete_permission(self, *_: object, **__: object) -> bool:
         return False
 
 
@@ -81,7 +80,7 @@ class PolicyAdmin(RecordAdmin):
 
     @display(description="page")
     def page(self, policy: Policy) -> SafeString:
-        return _link(reverse("policy", args=[policy.name]), "Figures, history and moves")
+        return _link(reverse("policy", args=[policy.name]), "Figures and moves")
 
 
 def _record_register(model: type[Model], columns: str, search: str, *, agent: str = "agent") -> None:
@@ -107,7 +106,6 @@ _record_register(
 _record_register(
     BenchmarkResult, "task policy figures n metric harness", "task policy__name", agent="policy__agent"
 )
-_record_register(LabelRun, "id agent ratings suggested figures", "agent")
 
 
 def _link(address: str, words: str) -> SafeString:
@@ -156,10 +154,12 @@ class AgentBaseAdmin(ModelAdmin):
 class GateSettingsAdmin(ModelAdmin):
     """The bounds of an agent's gate."""
 
-    list_display = ["agent", "min_evidence", "alpha", "margin", "max_slice_loss", "max_kl"]
+    list_display = ["agent", "min_evidence", "alpha", "margin", "not_inferior", "max_slice_loss", "max_kl"]
     search_fields = ["agent"]
 
-    def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
+    def formfield_for_dbfield(
+        self, db_field: Field[object, object], request: HttpRequest, **kwargs: object
+    ) -> object:
         """The field of a form. Its help names a command, and a migration holds the help as it is in a checkout."""
         field = super().formfield_for_dbfield(db_field, request, **kwargs)
         if field is not None:
@@ -173,10 +173,10 @@ class GateSettingsAdmin(ModelAdmin):
 class PromptField(forms.CharField):
     """Chat messages, or one question in plain words."""
 
-    def prepare_value(self, value: Any) -> Any:
+    def prepare_value(self, value: object) -> object:
         return value if isinstance(value, str) or value is None else prompt_written(value)
 
-    def to_python(self, value: Any) -> Any:
+    def to_python(self, value: object) -> Any:
         text = super().to_python(value)
         if not text:
             return None
@@ -189,10 +189,10 @@ class PromptField(forms.CharField):
 class ResponsesField(forms.CharField):
     """Several responses in one field."""
 
-    def prepare_value(self, value: Any) -> Any:
+    def prepare_value(self, value: object) -> object:
         return responses_written(value) if isinstance(value, list) else value
 
-    def to_python(self, value: Any) -> Any:
+    def to_python(self, value: object) -> Any:
         return responses_read(super().to_python(value) or "")
 
 
@@ -234,7 +234,7 @@ class GoldenCaseAdmin(ModelAdmin):
     list_filter = ["agent", "active"]
     search_fields = ["name", "agent"]
 
-    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, object]:
         decision_id = request.GET.get("decision", "")
         try:
             return golden_of(str(uuid.UUID(decision_id))) if decision_id else {}
@@ -249,7 +249,7 @@ class GoldenCaseAdmin(ModelAdmin):
 
 # --- Experiments: a draft is set up here; starting and stopping is on its page ----------------------------------
 
-RULES = ["alpha", "tuning", "min_units", "guardrails", "slices", "on_win"]
+RULES = ["alpha", "tuning", "min_units", "not_inferior", "guardrails", "slices", "on_win"]
 SPLIT = ["ramp", "allocation", "floor", "group", "group_reserve"]
 
 
@@ -295,10 +295,10 @@ class ExperimentAdmin(ModelAdmin):
         fixed = ["name", "agent", "metric", "goal", *SPLIT, *[rule for rule in RULES if rule != "on_win"]]
         return [*self.always_read, *fixed]
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return False
 
-    def save_model(self, request: HttpRequest, obj: Experiment, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: Experiment, form: object, change: bool) -> None:
         if not change:
             obj.created_by = request.user.get_username()
         super().save_model(request, obj, form, change)
@@ -328,8 +328,14 @@ class UpstreamForm(forms.ModelForm):
     class Meta:
         model = Upstream
         fields = [*SETTINGS]
+        labels = {
+            "url": TITLES["url"],
+            "key_env": TITLES["key_env"],
+            "timeout_s": "Timeout (s)",
+            "connect_timeout_s": "Connection timeout (s)",
+        }
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> dict[str, object]:
         cleaned = super().clean() or self.cleaned_data
         if self.errors:
             return cleaned
@@ -352,6 +358,7 @@ class UpstreamAdmin(ModelAdmin):
     """Endpoints of providers, with timeouts and prices."""
 
     form = UpstreamForm
+    fields = [*SETTINGS, "key"]
     list_display = ["name", "url", "model", "dialect", "key_kept"]
     search_fields = ["name", "url", "model"]
 

@@ -1,4 +1,4 @@
-"""Prompts as a base model's chat template writes them: one way for training and for serving. Pure.
+"""Messages as chat templates take them, and as the template writes them: one way to train and serve. Pure.
 
 Training renders through transformers' tokenizer, serving through `ChatTemplate`, which is the same Jinja. Both give
 their turns through `prompt_rendered`, so that a served prompt is the trained prompt.
@@ -10,13 +10,15 @@ import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from feedback.messages import ChatMessage
+from rl.agents.base import JsonObject
 from rl.checksums import TEMPLATE_FILES
 
 DEFAULT_CHAT_TEMPLATE = (
@@ -33,7 +35,7 @@ DEFAULT_CHAT_TEMPLATE = (
 TEMPLATE_ERRORS = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Errors of a template that refuses messages; many concatenate what may be None."""
 
-Turn = dict[str, Any]
+Turn = Mapping[str, object]
 
 
 class TemplateRefused(ValueError):
@@ -91,7 +93,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise TemplateRefused(f"the chat template is no Jinja: {error}") from error
 
-    def render(self, turns: Sequence[Turn], tools: Sequence[Any] = (), *, answer: bool = True) -> str:
+    def render(self, turns: Sequence[Turn], tools: Sequence[object] = (), *, answer: bool = True) -> str:
         """Text of turns, with the beginning of an answer where `answer` is true. Raises TEMPLATE_ERRORS."""
         return self._template.render(
             messages=list(turns),
@@ -121,7 +123,7 @@ def _now(form: str) -> str:
 
 
 def _json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
@@ -147,9 +149,74 @@ def template_read(folder: Path) -> str | dict[str, str] | None:
     return found["default"] if isinstance(found, dict) and found.keys() == {"default"} else found
 
 
-def _in_json(file: Path) -> Any:
+def _in_json(file: Path) -> object:
     try:
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return found.get("chat_template") if isinstance(found, dict) else None
+
+
+# --- Messages as chat templates take them, the same for training and serving. Pure ---
+
+PROBE_TOOL: JsonObject = {
+    "type": "function",
+    "function": {
+        "name": "ratchet_probe",
+        "description": "Ratchet probes",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string", "description": "any"}}},
+    },
+}
+PROBE_ARGUMENTS = {"word": "ratchet_word"}
+_ASKS = {"role": "user", "content": "Ratchet asks"}
+
+
+class CallForm(NamedTuple):
+    """How a template takes tool calls. Most take "" and an object; some (DeepSeek V3) need None and JSON text."""
+
+    content: str | None = ""
+    """Content of a turn that only calls."""
+    as_object: bool = True
+    """True: arguments are an object; False: JSON text."""
+
+
+def probe_turns(form: CallForm) -> list[JsonObject]:
+    """A question, and an answer that calls PROBE_TOOL."""
+    arguments = PROBE_ARGUMENTS if form.as_object else json.dumps(PROBE_ARGUMENTS)
+    function = {"name": "ratchet_probe", "arguments": arguments}
+    call = {"id": "call00000", "type": "function", "function": function}
+    return [_ASKS, {"role": "assistant", "content": form.content, "tool_calls": [call]}]
+
+
+def call_form(write: Callable[[Sequence[JsonObject], Sequence[JsonObject]], str]) -> CallForm:
+    """The form in which a template takes calls. write(turns, tools): the rendered text, empty if refused."""
+    for form in (CallForm(), CallForm(None), CallForm(as_object=False), CallForm(None, as_object=False)):
+        turns = probe_turns(form)
+        if "ratchet_word" in (write(turns, [PROBE_TOOL]) or write(turns, [])):
+            return form
+    return CallForm()
+
+
+def template_turns(messages: Sequence[ChatMessage], form: CallForm) -> list[JsonObject]:
+    """Messages as a template takes them: text, calls with their arguments, no reasoning."""
+    turns, ids = [], dict[str | None, str]()
+    for message in messages:
+        turn: JsonObject = {"role": message.role, "content": message.text}
+        if message.tool_calls:
+            calls = []
+            for call in message.tool_calls:
+                # nine letters and digits, as Mistral's templates require; ids have no other meaning
+                ids[call.id] = f"call{len(ids):05d}"
+                arguments = call.function.parsed
+                if not form.as_object and not isinstance(arguments, str):
+                    arguments = json.dumps(arguments, ensure_ascii=False)
+                function = {"name": call.function.name, "arguments": arguments}
+                calls.append({"id": ids[call.id], "type": "function", "function": function})
+            turn |= {"content": message.text or form.content, "tool_calls": calls}
+        if message.role == "tool":
+            known = ids.get(message.tool_call_id) or next(reversed(ids.values()), "call00000")
+            turn |= {"tool_call_id": known}
+        if message.name:
+            turn["name"] = message.name
+        turns.append(turn)
+    return turns

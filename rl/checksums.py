@@ -168,7 +168,9 @@ def _files(folder: Path) -> list[Path]:
     return sorted(
         file
         for file in folder.rglob("*")
-        if file.is_file() and file.name not in UNHASHED_FILES and not file.name.startswith(".")
+        if file.is_file()
+        and str(file.relative_to(folder)) not in UNHASHED_FILES
+        and not file.name.startswith(".")
     )
 
 

@@ -8,19 +8,18 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 from django.core.checks import ERROR, run_checks
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from backend.database import migrations_waiting
-from backend.disks import disk_state
-from backend.installation import PROGRAM
+from backend.database import NEWER_STEP, migrations_newer, migrations_waiting, newer_fault
+from backend.installation import PROGRAM, disk_state
+from backend.notifications import webhook_outbox
 from backend.plugins import plugin_faults
 from feedback.models import Decision
 from feedback.recording.recorder import outbox_of, spool_folder
@@ -46,9 +45,6 @@ class Diagnosis:
     found: str
     next_step: str
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 Findings = Iterator[Diagnosis]
 
@@ -70,7 +66,7 @@ def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Diagnosis]:
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
-        migration_count = migrations_waiting()
+        migration_count, newer = migrations_waiting(), newer_fault()
     except DatabaseError as error:
         findings.append(
             wrong(
@@ -80,7 +76,9 @@ def diagnosis(host: str = "127.0.0.1", port: int = 8000) -> list[Diagnosis]:
             )
         )
     else:
-        if migration_count:
+        if newer:
+            findings.append(wrong("migrations", newer, NEWER_STEP))
+        elif migration_count:
             behind = f"the database is {migration_count} migrations behind"
             findings.append(wrong("migrations", behind, f"{PROGRAM} migrate"))
         else:
@@ -195,6 +193,12 @@ def port_faults(host: str, port: int) -> Findings:
 
 
 def database_faults() -> Findings:
+    if newer := migrations_newer():
+        yield remark(
+            "migrations",
+            f"a newer version added {'.'.join(newer[0])} to the database, which this one can work with",
+            "replace this server by the newer version too",
+        )
     if connection.vendor != "sqlite":
         return
     with connection.cursor() as cursor:
@@ -245,7 +249,7 @@ def worker_faults() -> Findings:
         yield wrong(
             "workers",
             f"{what} have waited for more than {UNTAKEN.seconds // 60} minutes without a worker",
-            f"{PROGRAM} serve, or on another machine {PROGRAM} qcluster and Q_CLUSTER_NAME=training {PROGRAM} qcluster",
+            f"{PROGRAM} serve, or on other machines {PROGRAM} serve --only workers and --only training",
         )
     silent = TrainingRun.objects.filter(
         status=TrainingRun.Status.RUNNING, heartbeat_at__lt=timezone.now() - timedelta(minutes=10)
@@ -269,7 +273,8 @@ def artifact_faults() -> Findings:
                 f"{PROGRAM} policy rollback {policy.agent}",
             )
         )
-    for model in RewardModelVersion.objects.filter(stage=RewardModelVersion.Stage.CHAMPION):
+    newest = {model.agent: model for model in RewardModelVersion.objects.order_by("pk")}
+    for model in newest.values():
         again = f"{PROGRAM} train_reward_model --agent {model.agent}"
         paths.append((f"reward model {model.name}", model.path, again))
     for artifact in Artifact.objects.filter(policy__stage=Policy.Stage.CHAMPION).select_related("policy"):
@@ -301,12 +306,18 @@ def spool_faults() -> Findings:
         )
 
 
+def webhook_faults() -> Findings:
+    if refused := len(webhook_outbox().refused()):
+        yield remark("webhook", f"NOTIFY_WEBHOOK did not take {refused} events", f"{PROGRAM} webhook replay")
+
+
 OF_THE_DATABASE: tuple[Callable[[], Findings], ...] = (
     database_faults,
     clock_faults,
     worker_faults,
     artifact_faults,
     spool_faults,
+    webhook_faults,
 )
 
 

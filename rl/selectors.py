@@ -15,7 +15,7 @@ from feedback.models import AgentSettings
 from feedback.selectors import SLUG_PATTERN, FeedbackCounts, feedback_counts, feedback_counts_cached
 from rl.agents import AGENTS, agent_facts
 from rl.agents.base import Agent, AgentFacts
-from rl.charts.versions import Descent, Lineage, Versions, lineage_of, versions_of
+from rl.charts.intervals import Descent, Lineage, Versions, lineage_of, versions_of
 from rl.datasets.buffer import buffer_sizes_cached, fresh_sizes_cached
 from rl.datasets.gate_distance import MAX_COUNT, Distance, gate_distances_cached
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, TESTS
@@ -32,7 +32,7 @@ from rl.models import (
     TrainingRun,
 )
 from rl.models.agent_definitions import agent_served
-from rl.models.learning import learner_defaults, learner_settings
+from rl.models.learning import learner_defaults
 from rl.models.runs import LEARNER, TRAINING
 from rl.registry.checklist import policy_verdict
 from rl.registry.incumbents import incumbents_sync
@@ -201,11 +201,6 @@ class AgentOverview:
     is_defined: bool
     """True if a row of the admin defines it."""
     counts: FeedbackCounts
-    buffer: int
-    """Pieces of feedback that no policy learnt from yet."""
-    next_training: str
-    """When the next training starts, in words."""
-    distance: Distance | None
     champion: Policy | None
     waiting: Policy | None
     """The newest policy where it stands before a gate; an older one only as challenger."""
@@ -237,9 +232,6 @@ def agent_overview(slug: str) -> AgentOverview | None:
         agent=agent_served(slug),
         is_defined=defined,
         counts=counts.get(slug, NO_FEEDBACK),
-        buffer=buffer_sizes_cached().get(slug, 0),
-        next_training=_learner(fresh_sizes_cached().get(slug, 0), learner_settings(slug)),
-        distance=gate_distances_cached({slug: counts[slug]}).get(slug) if slug in counts else None,
         champion=next((policy for policy in policies if policy.stage == Policy.Stage.CHAMPION), None),
         waiting=_waiting(policies),
         policies=policies[::-1][:NEWEST_SHOWN],
@@ -256,11 +248,6 @@ def _waiting(policies: Sequence[Policy]) -> Policy | None:
     if newest is not None and newest.stage == Policy.Stage.CANDIDATE:
         return newest
     return next((policy for policy in trained[::-1] if policy.stage == Policy.Stage.CHALLENGER), None)
-
-
-def loop_closed() -> bool:
-    """True if any agent's loop was ever closed: a policy of its own became its champion."""
-    return PolicyEvent.objects.filter(to_stage=Policy.Stage.CHAMPION, policy__kind__in=TRAINED).exists()
 
 
 def _stopped_beside(runs: dict[str, TrainingRun]) -> dict[str, TrainingRun]:
@@ -323,8 +310,9 @@ def policy_versions(
 
 
 def policy_lineage(agent: str, policies: Sequence[Policy]) -> Lineage | None:
-    """Family tree of an agent's newest policies, given oldest first with their parents."""
-    shown = policies[-VERSIONS_SHOWN:]
+    """Family tree of an agent's newest trained policies, given oldest first with their parents. Hosted and recorded
+    policies descend from none of them."""
+    shown = [one for one in policies if one.has_files][-VERSIONS_SHOWN:]
     ever = PolicyEvent.objects.filter(policy__in=shown, to_stage=Policy.Stage.CHAMPION).order_by()
     return lineage_of(
         agent,
@@ -350,7 +338,9 @@ def run_eta_s(run: TrainingRun) -> float | None:
 
 def runs_newest(agent: str | None = None) -> QuerySet[TrainingRun]:
     """Runs, newest first, with their policies; the recipes and libraries are left in the database."""
-    runs = TrainingRun.objects.defer("recipe", "libraries", "hardware").select_related("policy")
+    runs = TrainingRun.objects.defer("recipe", "libraries", "hardware").select_related(
+        "policy", "reward_model"
+    )
     return runs if agent is None else runs.filter(agent=agent)
 
 

@@ -1,21 +1,21 @@
-"""Tasks of the workers (`manage.py qcluster`): each starts the command that does it, as a child process."""
+"""Tasks of the workers (`manage.py serve`): each starts the command that does it, as a child process."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any
 
 from django.conf import settings
 from django.utils import timezone
 
 from backend.notifications import notify
+from rl import tracking
 from rl.datasets.reward_records import rewards_calculate
 from rl.evaluation.judging import round_opened
-from rl.jobs import base_models
+from rl.jobs import child_process
 from rl.jobs.child_process import command_run
 from rl.jobs.lifecycle import run_failed_notify, run_log_tail, runs_reclaim, runs_redispatch, worker_lives
-from rl.models import JudgingRound, TrainingRun
+from rl.models import Experiment, JudgingRound, TrainingRun
 from rl.models.runs import run_folder
 from rl.online import learner
 
@@ -63,8 +63,8 @@ def follow_up(run_id: int) -> str:
 
 
 def base_model_add(text: str) -> str:
-    """Add a base model that a page or REST named: see `rl.jobs.base_models`."""
-    return base_models.base_model_add(text)
+    """Add a base model that a page or REST named: see `rl.jobs.child_process`."""
+    return child_process.base_model_add(text)
 
 
 def judging_round_answer(round_id: int) -> str:
@@ -79,12 +79,31 @@ def judging_round_answer(round_id: int) -> str:
     return str(judging.status)
 
 
+def shadow_answer(experiment_id: int, lease: str) -> str:
+    """Ask what waits for a shadow, in a process of its own. Returns the experiment's status.
+
+    lease: when the turn was to end. One that waited so long that another was handed over asks nothing.
+    """
+    experiment = Experiment.objects.get(pk=experiment_id)
+    mine = Experiment.objects.filter(pk=experiment_id, shadow_until=lease)
+    until = timezone.now() + learner.SHADOW_LEASE
+    if not mine.update(shadow_until=until):
+        return str(experiment.status)
+    log = settings.RATCHET_HOME / "cache" / "shadows" / f"{experiment_id}.log"
+    command_run(["experiment", "shadow", experiment.name, "--json"], log, uses_device=False)
+    Experiment.objects.filter(pk=experiment_id, shadow_until=until).update(shadow_until=None)
+    experiment.refresh_from_db()
+    return str(experiment.status)
+
+
 def tick() -> list[str]:
-    """Scheduled check: see `rl.online.learner.tick`."""
-    return learner.tick()
+    """Scheduled check: see `rl.online.learner.tick`. What is new goes to MLflow."""
+    done = learner.tick()
+    tracking.sync_quietly()
+    return done
 
 
-def rewards() -> dict[str, Any]:
+def rewards() -> dict[str, object]:
     """Calculate pending rewards, once a day; operators are notified of agents whose rewards fail."""
     found = rewards_calculate(limit=REWARDS_AT_ONCE)
     for agent, why in found.refused.items():

@@ -76,7 +76,7 @@ def _name_taken(name: str) -> UpstreamRefused:
     return UpstreamRefused(fault, {"name": "exists already"}, code="conflict")
 
 
-def upstream_change(upstream: Upstream, values: Mapping[str, Any], key: str = "") -> Upstream:
+def upstream_change(upstream: Upstream, values: Mapping[str, object], key: str = "") -> Upstream:
     """Change an upstream; without `key` its API key stays. Raises UpstreamRefused."""
     changed = upstream_fill(upstream, values, key)
     try:
@@ -87,7 +87,7 @@ def upstream_change(upstream: Upstream, values: Mapping[str, Any], key: str = ""
     return changed
 
 
-def upstream_fill(upstream: Upstream, values: Mapping[str, Any], key: str = "") -> Upstream:
+def upstream_fill(upstream: Upstream, values: Mapping[str, object], key: str = "") -> Upstream:
     """A copy of an upstream with values of SETTINGS and a new API key, not saved yet. Raises UpstreamRefused."""
     faults = {name: "unknown field" for name in values if name not in SETTINGS} | _value_faults(values)
     before, upstream = upstream, copy(upstream)
@@ -154,7 +154,7 @@ def url_warning(url: str) -> str:
     )
 
 
-def _value_faults(values: Mapping[str, Any]) -> dict[str, str]:
+def _value_faults(values: Mapping[str, object]) -> dict[str, str]:
     """Field -> why its value cannot be stored: a number out of its range (or none at all), a text with NUL."""
     faults = {}
     for name, value in values.items():
@@ -185,7 +185,7 @@ def url_fault(url: str) -> str:
     return ""
 
 
-def upstream_represent(upstream: Upstream) -> dict[str, Any]:
+def upstream_represent(upstream: Upstream) -> dict[str, object]:
     """An upstream as commands and REST show it: never its key, only where that is."""
     return {
         **{name: getattr(upstream, name) for name in SETTINGS},
@@ -303,7 +303,7 @@ def hosted_policy_create(
     upstream: Upstream,
     *,
     model: str = "",
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, object] | None = None,
     actor: str,
 ) -> Policy:
     """The hosted policy of an agent for a model and parameters (by default the upstream's model and none).

@@ -1,7 +1,5 @@
 """Every test gets a data folder of its own; nothing is written into the project."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import itertools
@@ -25,14 +23,8 @@ gc.disable()
 _HOME = tempfile.mkdtemp(prefix="ratchet-tests-")
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 for name in (
-    "DATABASE_URL",
-    "RATCHET_BASE_MODEL",
-    "RATCHET_CONFIG",
-    "RATCHET_AGENTS",
-    "ENABLE_ONLINE_LEARNING",
-    "REDIS_URL",
-    "DEBUG",
-):
+    "DATABASE_URL RATCHET_BASE_MODEL RATCHET_CONFIG RATCHET_AGENTS ENABLE_ONLINE_LEARNING REDIS_URL DEBUG"
+).split():
     os.environ[name] = ""
 # Tiny models gain nothing from threads, and busy-waiting OpenMP threads on a shared machine cost seven times as much.
 os.environ.update(RATCHET_HOME=_HOME, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
@@ -137,7 +129,11 @@ def the_recorder_ends_with_its_test() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> None:
     """What the process remembers of keys and agents' settings belongs to the test before."""
+    from django.core.cache import cache
+
     from feedback.cache import forget_all
+
+    cache.clear()  # keys of other tests, with the same number, may have used up this minute's requests
 
     forget_all()
 
@@ -156,3 +152,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.get_closest_marker(m) is not None for m in ("training", "browser", "postgres")
         )
     )
+
+
+@pytest.fixture
+def operator() -> Any:
+    """A browser in which olga is signed in."""
+    from tests.support.api_client import signed_in
+
+    return signed_in("olga", "operator")
+
+
+@pytest.fixture
+def rater() -> Any:
+    """A browser in which ada is signed in."""
+    from tests.support.api_client import signed_in
+
+    return signed_in("ada", "rater")
+
+
+@pytest.fixture(scope="session")
+def base_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny random base model, which no test changes."""
+    from tests.support.tiny_models import tiny_model
+
+    return tiny_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="session")
+def base(base_path: Path) -> str:
+    return str(base_path)

@@ -1,7 +1,5 @@
 """The skeleton that every method trains in."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,16 @@ from rl.training.ppo import PPOTrainer
 from rl.training.run import Processes
 from rl.training.sft import SFTTrainer
 from tests.support.dpo_runs import HARDWARE, some_pairs
-from tests.support.dpo_runs import base as base
 
 pytestmark = pytest.mark.training
 
 METHODS = [
-    (DPOTrainer, DPORecipe()), (KTOTrainer, KTORecipe()), (SFTTrainer, SFTRecipe()), (GRPOTrainer, GRPORecipe()),
+    (DPOTrainer, DPORecipe()),
+    (KTOTrainer, KTORecipe()),
+    (SFTTrainer, SFTRecipe()),
+    (GRPOTrainer, GRPORecipe()),
     (PPOTrainer, PPORecipe()),
-]  # fmt: skip
+]
 
 PROMPT = [{"role": "user", "content": "how did revenue change"}]
 ROWS = [
@@ -35,9 +35,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("trainer", "recipe"), METHODS)
-def test_a_further_process_of_a_launch_is_silent_from_the_first_word_on(
-    trainer: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_followers(trainer: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def load(context: Any, **_: Any) -> None:
@@ -55,9 +53,16 @@ def test_a_further_process_of_a_launch_is_silent_from_the_first_word_on(
 def test_a_recipe_that_a_check_changed_is_the_one_that_trains(base: str, tmp_path: Path) -> None:
     """As the preflight check does where an agent's form has to be shown too."""
     recipe = KTORecipe(
-        batch_size=4, lora_r=4, lora_alpha=8, max_length=96, max_completion_length=32, max_steps=1,
-        logging_steps=1, warm_up_steps=0, sft_weight=0.0,
-    )  # fmt: skip
+        batch_size=4,
+        lora_r=4,
+        lora_alpha=8,
+        max_length=96,
+        max_completion_length=32,
+        max_steps=1,
+        logging_steps=1,
+        warm_up_steps=0,
+        sft_weight=0.0,
+    )
     rows = [
         {"prompt": pair["prompt"], "completion": pair[side], "label": side == "chosen"}
         for pair in some_pairs(4)

@@ -1,10 +1,6 @@
 """The admin: the registry to look at, settings and keys to change; and the moves of a policy on its page."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
@@ -19,12 +15,7 @@ from django.utils.html import escape
 
 from feedback.accounts.authentication import key_check, key_create
 from feedback.accounts.roles import role_give
-from feedback.models import (
-    AgentSettings,
-    ApiKey,
-    Decision,
-    Trace,
-)
+from feedback.models import AgentSettings, ApiKey, Decision, Trace
 from feedback.services import (
     comparison_submit,
     decision_record,
@@ -32,19 +23,14 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from rl.models import (
-    Artifact,
-    Evaluation,
-    Policy,
-    RunMetric,
-    Snapshot,
-    TrainingRun,
-)
+from rl.evaluation.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
+from rl.models import Artifact, Evaluation, GoldenCase, Policy, RunMetric, Snapshot, TrainingRun
 from rl.registry import service as registry
 from rl.registry.checklist import gate_checklists
 from tests.support.evaluations import evidence_stored
 
 pytestmark = pytest.mark.django_db
+
 
 RECORDS = [Snapshot, Evaluation, Policy, Artifact]
 GAIN = {"value": 0.4, "low": 0.3, "high": 0.5}
@@ -80,19 +66,16 @@ def make(count: int, agent: str = "widgets") -> None:
 
 
 def make_policy(agent: str = "widgets", difference: dict[str, float] | None = None) -> Policy:
-    snapshot = Snapshot.objects.create(
-        agent=agent, kind="pairs", path="s.jsonl", sha256="a" * 64, counts={"train": 8},
-        feedback_count=9, simulated_share=0.5,
-    )  # fmt: skip
-    run = TrainingRun.objects.create(
-        agent=agent, method="dpo", status="succeeded", snapshot=snapshot, base_model="bundled",
-        finished_at=timezone.now(),
-    )  # fmt: skip
+    of = {"agent": agent, "base_model": "bundled"}
+    counted = {"counts": {"train": 8}, "feedback_count": 9, "simulated_share": 0.5}
+    snapshot = Snapshot.objects.create(agent=agent, kind="pairs", path="s.jsonl", sha256="a" * 64, **counted)
+    over = {"status": "succeeded", "finished_at": timezone.now()}
+    run = TrainingRun.objects.create(method="dpo", snapshot=snapshot, **of, **over)
     RunMetric.objects.create(run=run, step=1, values={"loss": 0.69})
+    named = {"name": registry.policy_name_next(agent, 9), "adapter": registry.home_path("a")}
     policy = registry.policy_register(
-        run, name=registry.policy_name_next(agent, 9), adapter=registry.home_path("a"),
-        adapter_sha256="b" * 64, feedback_count=9, actor="train_dpo",
-    )  # fmt: skip
+        run, **named, adapter_sha256="b" * 64, feedback_count=9, actor="train_dpo"
+    )
     if difference is not None:
         Policy.objects.filter(pk=policy.pk).update(
             metrics={
@@ -104,10 +87,10 @@ def make_policy(agent: str = "widgets", difference: dict[str, float] | None = No
             }
         )
         policy.refresh_from_db()
+        evidence = evidence_stored(wins=15 if difference["low"] > 0 else 0)
         Evaluation.objects.create(
-            agent=agent, policy=policy, base_model="bundled", samples=40, against="base", figures={},
-            evidence=evidence_stored(wins=15 if difference["low"] > 0 else 0),
-        )  # fmt: skip
+            policy=policy, samples=40, against="base", figures={}, evidence=evidence, **of
+        )
     return policy
 
 
@@ -119,29 +102,33 @@ def page(row: Model, action: str = "change") -> str:
     return reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_{action}", args=[row.pk])
 
 
-# --- Every model --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("model", RECORDS, ids=lambda model: model.__name__)
-def test_lists_and_pages_open(operator: Client, model: type[Model]) -> None:
+def test_records_are_listed_and_not_changed(operator: Client, model: type[Model]) -> None:
     make(2)
-    assert operator.get(listing(model)).status_code == 200
+    with CaptureQueriesContext(connection) as captured:
+        assert operator.get(listing(model)).status_code == 200
+    # a list is not counted
+    assert not [q for q in captured if re.search(rf"COUNT\(.*FROM \"{model._meta.db_table}\"", q["sql"])]
     assert operator.get(f"{listing(model)}?q=widgets").status_code == 200
-    answer = operator.get(page(model._default_manager.all()[0]))
-    assert answer.status_code == 200
+    row = model._default_manager.all()[0]
+    assert 'name="_save"' not in operator.get(page(row)).text
+    assert operator.get(listing(model) + "add/").status_code == 403
+    assert operator.post(page(row), {"agent": "other", "notes": "other"}).status_code == 403
+    assert operator.post(page(row, "delete"), {"post": "yes"}).status_code == 403
+    chosen = {"action": "delete_selected", "_selected_action": str(row.pk), "post": "yes"}
+    operator.post(listing(model), chosen)
+    assert model._default_manager.count() == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", RECORDS, ids=lambda model: model.__name__)
-def test_a_list_takes_as_many_queries_for_twelve_rows_as_for_two(
-    operator: Client, model: type[Model]
-) -> None:
-    def queries() -> int:
-        with CaptureQueriesContext(
-            connection,
-        ) as captured:
-            assert operator.get(listing(model)).status_code == 200
-        return len(captured)
+def test_a_list_takes_as_many_queries_for_twelve_rows_as_for_two(operator: Client) -> None:
+    def queries() -> dict[str, int]:
+        found = {}
+        for model in RECORDS:
+            with CaptureQueriesContext(connection) as captured:
+                operator.get(listing(model))
+            found[model.__name__] = len(captured)
+        return found
 
     make(2)
     queries()  # the first page also warms what is remembered per process
@@ -150,43 +137,13 @@ def test_a_list_takes_as_many_queries_for_twelve_rows_as_for_two(
     assert queries() == few
 
 
-@pytest.mark.parametrize("model", RECORDS, ids=lambda model: model.__name__)
-def test_a_list_is_not_counted(operator: Client, model: type[Model]) -> None:
-    make(1)
-    with CaptureQueriesContext(connection) as captured:
-        operator.get(listing(model))
-    counts = [q["sql"] for q in captured if re.search(rf"COUNT\(.*FROM \"{model._meta.db_table}\"", q["sql"])]
-    assert counts == []
-
-
-@pytest.mark.parametrize("model", RECORDS, ids=lambda model: model.__name__)
-def test_records_are_neither_added_changed_nor_deleted(operator: Client, model: type[Model]) -> None:
-    make(1)
-    row = model._default_manager.all()[0]
-    before = model._default_manager.count()
-    assert operator.get(listing(model) + "add/").status_code == 403
-    assert operator.post(page(row), {"agent": "other", "notes": "other"}).status_code == 403
-    assert operator.post(page(row, "delete"), {"post": "yes"}).status_code == 403
-    operator.post(
-        listing(model), {"action": "delete_selected", "_selected_action": str(row.pk), "post": "yes"}
-    )
-    assert model._default_manager.count() == before
-    assert 'name="_save"' not in operator.get(page(row)).text
-
-
 @pytest.mark.parametrize(("at_once", "wanted"), [(4, {2}), (3, {1})])
-def test_an_operator_sets_what_is_wanted_of_an_agent(
-    operator: Client, monkeypatch: pytest.MonkeyPatch, at_once: int, wanted: set[int]
-) -> None:
+def test_settings(operator: Client, monkeypatch: pytest.MonkeyPatch, at_once: int, wanted: set[int]) -> None:
     make(2)
     monkeypatch.setattr("feedback.admin.RENEWED_AT_ONCE", at_once)
-    answer = operator.post(
-        reverse("admin:feedback_agentsettings_add"),
-        {
-            "agent": "widgets", "collection_rate": "0.5", "ratings_wanted": "2", "overlap_share": "0",
-            "overlap_ratings": "3", "aggregation": "majority",
-        },
-    )  # fmt: skip
+    sent = {"agent": "widgets", "collection_rate": "0.5", "ratings_wanted": "2", "overlap_share": "0"}
+    sent |= {"overlap_ratings": "3"}
+    answer = operator.post(reverse("admin:feedback_agentsettings_add"), sent)
     assert answer.status_code == 302
     assert AgentSettings.objects.get().ratings_wanted == 2
     # of many decisions the page says what to run instead of doing it
@@ -202,17 +159,11 @@ def test_the_filter_by_agent_is_applied(operator: Client) -> None:
     assert "widgets-v9" not in html
 
 
-@pytest.mark.parametrize(
-    "address", ["admin:index", "admin:rl_policy_changelist", "admin:auth_user_changelist"]
-)
-def test_every_static_file_of_a_page_exists(operator: Client, address: str) -> None:
-    html = operator.get(reverse(address)).text
-    files = set(re.findall(r'(?:src|href)="/static/([^"?]+)', html))
-    assert {"rl/admin.css", "favicon.svg", "unfold/css/styles.css"} <= files
-    assert [file for file in sorted(files) if finders.find(file) is None] == []
-
-
-# --- Keys ---------------------------------------------------------------------------------------------------
+def test_every_static_file_of_a_page_exists(operator: Client) -> None:
+    for address in ("admin:index", "admin:rl_policy_changelist", "admin:auth_user_changelist"):
+        files = set(re.findall(r'(?:src|href)="/static/([^"?]+)', operator.get(reverse(address)).text))
+        assert {"rl/admin.css", "favicon.svg", "unfold/css/styles.css"} <= files
+        assert [file for file in sorted(files) if finders.find(file) is None] == []
 
 
 def test_a_key_is_shown_once_where_it_is_made(operator: Client) -> None:
@@ -222,7 +173,6 @@ def test_a_key_is_shown_once_where_it_is_made(operator: Client) -> None:
     secret = re.search(r'rt-secret">(rk_[\w-]{40})<', answer.text)
     assert secret
     key = key_check(secret[1])
-    assert key is not None
     assert (key.name, key.scopes) == ("the shop", ["ingest", "rate"])
     for address in (listing(ApiKey), page(key)):
         html = operator.get(address).text
@@ -231,16 +181,15 @@ def test_a_key_is_shown_once_where_it_is_made(operator: Client) -> None:
         assert key.key_hash not in html
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [{}, {"name": "x"}, {"name": "x", "scopes": ["everything"]}, {"name": "taken", "scopes": ["read"]}],
-)
-def test_a_key_without_a_name_of_its_own_and_known_scopes_is_not_made(
-    operator: Client, sent: dict[str, Any]
-) -> None:
+def test_a_key_without_a_name_of_its_own_and_known_scopes_is_not_made(operator: Client) -> None:
     key_create("taken", ["read"])
-    answer = operator.post(reverse("admin:feedback_apikey_add"), sent)
-    assert 'role="alert"' in answer.text
+    for sent in (
+        {},
+        {"name": "x"},
+        {"name": "x", "scopes": ["everything"]},
+        {"name": "taken", "scopes": ["read"]},
+    ):
+        assert 'role="alert"' in operator.post(reverse("admin:feedback_apikey_add"), sent).text
     assert ApiKey.objects.count() == 1
 
 
@@ -250,6 +199,92 @@ def test_a_revoked_key_opens_nothing(operator: Client) -> None:
     operator.post(page(key, "revoke"))
     assert key_check(secret) is None
     assert "Revoke the shop" not in operator.get(page(key)).text
+
+
+def test_a_policy_on_record_leads_to_its_page_which_offers_possible_moves(operator: Client) -> None:
+    policy = make_policy()
+    assert policy_page(policy) in operator.get(page(policy)).text
+    assert policy_page(policy) in operator.get(listing(Policy)).text
+    offered = re.findall(r'name="move" value="(\w+)"', operator.get(policy_page(policy)).text)
+    # the last two by force alone: not judged yet
+    assert offered == ["rejected", "retired", "champion", "challenger"]
+    registry.policy_reject(policy, actor="eve", reason="no")
+    assert 'name="move"' not in operator.get(policy_page(policy)).text
+    assert operator.post("/policies/widgets-v777/move/", {"move": "champion"}).status_code == 404
+
+
+def policy_page(policy: Policy) -> str:
+    return reverse("policy", args=[policy.name])
+
+
+def test_a_closed_gate_says_what_is_missing_before_the_click(operator: Client) -> None:
+    policy = make_policy(difference={"value": 0.01, "low": -0.05, "high": 0.07})
+    (challenger, champion) = gate_checklists(policy, ["champion", "challenger"])
+    html = operator.get(policy_page(policy)).text
+    for item in (*challenger.unmet, *champion.unmet):
+        assert escape(item.words) in html
+    assert re.search(r'disabled aria-describedby="gate-champion">Promote to champion', html)
+
+
+def test_who_may_only_look_or_rate_cannot_move_and_nobody_moves_by_get(client: Client) -> None:
+    policy = make_policy(difference=GAIN)
+    looks = User.objects.create_user("bob", is_staff=True)
+    looks.user_permissions.add(Permission.objects.get(codename="view_policy"))
+    address = reverse("policy-move", args=[policy.name])
+    for user, admin in ((looks, 200), (User.objects.create_user("rita"), 302)):
+        client.force_login(user)
+        assert 'name="move"' not in client.get(policy_page(policy)).text
+        assert client.post(address, {"move": "champion"}).status_code == 403
+        assert client.get(page(policy)).status_code == admin
+    client.force_login(User.objects.create_superuser("ada"))
+    assert client.get(address + "?move=champion").status_code == 405
+    policy.refresh_from_db()
+    assert policy.stage == "candidate"
+
+
+@pytest.mark.parametrize("responses", [[], ["one"], ["one\nof two lines", '{"widget": "table"}']])
+def test_responses_are_read_as_they_were_written(responses: list[str]) -> None:
+    assert responses_read(responses_written(responses)) == responses
+
+
+def test_one_question_is_plain_words_and_a_conversation_is_json() -> None:
+    question = [{"role": "user", "content": "is it up?"}]
+    talk = [{"role": "system", "content": "Be brief."}, *question]
+    assert prompt_written(question) == "is it up?"
+    assert prompt_read(prompt_written(question)) == question
+    assert prompt_read(prompt_written(talk)) == talk
+
+
+def test_a_decision_people_disliked_is_forbidden_and_its_correction_right() -> None:
+    decision = decision_record(agent="filer", messages="an invoice", response="Photos").row
+    rating_submit(decision=decision, rater="ada", thumb="down", correction="Invoices")
+    found = golden_of(str(decision.pk))
+    assert (found["accepted"], found["forbidden"]) == (["Invoices"], ["Photos"])
+    assert (found["agent"], found["name"]) == ("filer", "an invoice")
+
+
+def test_an_operator_makes_one_from_the_page_of_a_decision(operator: Client) -> None:
+    decision = decision_record(agent="filer", messages="an invoice", response="Invoices").row
+    rating_submit(decision=decision, rater="ada", thumb="up")
+    link = f"/admin/rl/goldencase/add/?decision={decision.pk}"
+    assert link in operator.get(f"/decisions/{decision.pk}/").text
+    assert "an invoice" in operator.get(link).text
+    form = {"agent": "filer", "name": "invoices", "messages": "an invoice"}
+    form |= {"accepted": "Invoices\n---\nBills", "forbidden": "", "state": "", "active": "on"}
+    assert operator.post("/admin/rl/goldencase/add/", form).status_code == 302
+    case = GoldenCase.objects.get()
+    expected = ([{"role": "user", "content": "an invoice"}], ["Invoices", "Bills"])
+    assert (case.messages, case.accepted) == expected
+
+
+def test_a_case_that_says_nothing_is_refused(operator: Client) -> None:
+    form = {"agent": "filer", "name": "n", "messages": "[not json", "accepted": "", "forbidden": ""}
+    form |= {"state": ""}
+    page = operator.post("/admin/rl/goldencase/add/", form).text
+    assert "this is no JSON list of messages" in page
+    page = operator.post("/admin/rl/goldencase/add/", form | {"messages": "x"}).text
+    assert "expected at least one accepted or forbidden response" in page
+    assert not GoldenCase.objects.exists()
 
 
 def test_only_who_may_make_keys_makes_and_revokes_them(client: Client) -> None:
@@ -262,83 +297,3 @@ def test_only_who_may_make_keys_makes_and_revokes_them(client: Client) -> None:
     role_give(user, "admin")
     assert client.get(reverse("admin:feedback_apikey_add")).status_code == 200
     assert client.post(page(key, "revoke")).status_code == 302
-
-
-# --- The registry -------------------------------------------------------------------------------------------
-
-
-def test_a_policy_on_record_leads_to_its_page(operator: Client) -> None:
-    policy = make_policy()
-    assert policy_page(policy) in operator.get(page(policy)).text
-    assert policy_page(policy) in operator.get(listing(Policy)).text
-
-
-def policy_page(policy: Policy) -> str:
-    return reverse("policy", args=[policy.name])
-
-
-Move = Callable[..., Any]
-
-
-@pytest.fixture
-def move(operator: Client) -> Move:
-    def post(policy: Policy, to: str, **more: str) -> str:
-        sent = {"move": to, "back": policy_page(policy), **more}
-        answer = operator.post(reverse("policy-move", args=[policy.name]), sent, follow=True)
-        assert answer.redirect_chain[-1][0] == policy_page(policy)
-        assert answer.status_code == 200
-        policy.refresh_from_db()
-        return answer.text
-
-    return post
-
-
-def test_only_possible_moves_are_offered(operator: Client) -> None:
-    policy = make_policy()
-    offered = re.findall(r'name="move" value="(\w+)"', operator.get(policy_page(policy)).text)
-    assert offered == [
-        "rejected",
-        "retired",
-        "champion",
-        "challenger",
-    ]  # the last two by force alone: not judged yet
-    registry.policy_reject(policy, actor="eve", reason="no")
-    assert 'name="move"' not in operator.get(policy_page(policy)).text
-
-
-def test_a_policy_moves_by_post_alone(operator: Client) -> None:
-    policy = make_policy(difference=GAIN)
-    assert operator.get(reverse("policy-move", args=[policy.name]) + "?move=champion").status_code == 405
-    policy.refresh_from_db()
-    assert policy.stage == "candidate"
-
-
-def test_an_unknown_policy_does_not_move(operator: Client) -> None:
-    assert operator.post("/policies/widgets-v777/move/", {"move": "champion"}).status_code == 404
-
-
-def test_a_closed_gate_says_what_is_missing_before_the_click(operator: Client) -> None:
-    policy = make_policy(difference={"value": 0.01, "low": -0.05, "high": 0.07})
-    (challenger, champion) = gate_checklists(policy, ["champion", "challenger"])
-    html = operator.get(policy_page(policy)).text
-    for item in (*challenger.unmet, *champion.unmet):
-        assert escape(item.words) in html
-    assert re.search(r'disabled aria-describedby="gate-champion">Promote to champion', html)
-
-
-def test_staff_who_may_only_look_cannot_move(client: Client) -> None:
-    user = User.objects.create_user("bob", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_policy"))
-    client.force_login(user)
-    policy = make_policy(difference=GAIN)
-    assert 'name="move"' not in client.get(policy_page(policy)).text
-    assert client.post(reverse("policy-move", args=[policy.name]), {"move": "champion"}).status_code == 403
-
-
-def test_a_rater_has_no_admin(client: Client) -> None:
-    client.force_login(User.objects.create_user("bob"))
-    policy = make_policy(difference=GAIN)
-    assert client.get(page(policy)).status_code == 302
-    assert client.post(reverse("policy-move", args=[policy.name]), {"move": "champion"}).status_code == 403
-    policy.refresh_from_db()
-    assert policy.stage == "candidate"

@@ -1,6 +1,4 @@
-"""An agent's base model: who names it, what trains on it, what answers before there is a champion."""
-
-from __future__ import annotations
+"""An agent's base model, who names it and what uses it; and the page of an agent."""
 
 import json
 from pathlib import Path
@@ -12,6 +10,7 @@ from django.test import Client
 from django.utils import timezone
 
 from feedback.cache import forget_all
+from feedback.services import decision_record, rating_submit
 from rl.base_models.service import (
     addition_note,
     addition_of,
@@ -22,13 +21,16 @@ from rl.base_models.service import (
 )
 from rl.base_models.sources import AddedModel, SourceRefused
 from rl.bundled_models import BUNDLED_MODEL, resolve_base_model
+from rl.datasets.reward_records import rewards_calculate
 from rl.jobs.estimates import order_automatic
 from rl.jobs.lifecycle import TrainOrder, base_model_for, base_model_settle, run_enqueue
-from rl.models import AgentBase, Policy, TrainingRun
+from rl.models import AgentBase, LearnerSettings, Policy, RewardSettings, TrainingRun
 from rl.models.runs import LEARNER, RunRefused
+from rl.registry import service as registry
 from rl.serving.base import Model
 from rl.serving.routing import target_of
 from tests.support.api_client import ApiClient, person
+from tests.support.registry_rows import make_policy
 
 pytestmark = pytest.mark.django_db
 
@@ -54,36 +56,29 @@ def a_run(base_model: str, **facts: Any) -> TrainingRun:
     )
 
 
-def test_an_added_model_goes_by_its_short_name_everywhere() -> None:
+def test_an_added_model_goes_by_its_short_name_and_a_source_keeps_its_words_until_then() -> None:
     folder = an_added_model()
     for text in ("smollm2", str(folder)):
         found = base_model_resolve(text)
         assert (found.name, found.path, found.is_ready) == ("smollm2", str(folder), True)
-    assert resolve_base_model("smollm2") == str(folder)
-    assert resolve_base_model("another") == "another"
+    assert (resolve_base_model("smollm2"), resolve_base_model("another")) == (str(folder), "another")
+    source = "ollama:llama3.2:1b"
+    found = base_model_resolve(source)
+    assert (found.name, found.path, found.identity) == (source, "", "")
+    folder = an_added_model("llama3.2-1b", source, "ollama")
+    found = base_model_resolve(source)
+    assert (found.name, found.path) == ("llama3.2-1b", str(folder))
 
 
-def test_a_source_that_was_not_added_yet_keeps_its_words_until_it_is() -> None:
-    found = base_model_resolve("ollama:llama3.2:1b")
-    assert (found.name, found.path, found.identity) == ("ollama:llama3.2:1b", "", "")
-    folder = an_added_model("llama3.2-1b", "ollama:llama3.2:1b", "ollama")
-    assert base_model_resolve("ollama:llama3.2:1b").path == str(folder)
-    assert base_model_resolve("ollama:llama3.2:1b").name == "llama3.2-1b"
-
-
-def test_a_folder_means_the_same_in_every_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_means_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert base_model_resolve("./model").name == str(tmp_path / "model")
-
-
-@pytest.mark.parametrize("files", [(), ("adapter_config.json",)], ids=["nothing", "an adapter"])
-def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path, files: tuple[str, ...]) -> None:
-    for name in files:
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(SourceRefused, match=str(tmp_path)):
-        base_model_resolve(str(tmp_path))
+    for file in ("nothing.txt", "adapter_config.json"):
+        (tmp_path / file).write_text("{}")
+        with pytest.raises(SourceRefused, match=str(tmp_path)):
+            base_model_resolve(str(tmp_path))
 
 
 def test_the_order_of_those_who_name_a_base(settings: Any) -> None:
@@ -144,10 +139,9 @@ def test_an_agent_without_a_champion_is_answered_by_its_own_base() -> None:
 def test_a_linear_champion_falls_back_to_the_agents_base() -> None:
     run = a_run("", method="linear")
     base_model_set("shop", "org/set")
-    Policy.objects.create(
-        name="shop-v1", agent="shop", kind="linear", stage="champion", run=run, base_model="", feedback_count=9,
-        adapter_path="policies/shop/v1", adapter_sha256="0" * 64,
-    )  # fmt: skip
+    champion = {"kind": "linear", "stage": "champion", "run": run, "base_model": "", "feedback_count": 9}
+    files = {"adapter_path": "policies/shop/v1", "adapter_sha256": "0" * 64}
+    Policy.objects.create(name="shop-v1", agent="shop", **champion, **files)
     assert [model.base_model for model in target_of("shop").models] == ["", "org/set"]
 
 
@@ -165,26 +159,21 @@ def test_the_command_sets_shows_and_removes_it(capsys: pytest.CaptureFixture[str
         run("--base-model", "nothing.gguf")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["train_sft", "--agent", "shop", "--model"],
-        ["train", "--method", "dpo", "--agent", "shop", "--model"],
-        ["run_pipeline", "--agent", "shop", "--model"],
-        ["evaluate_model", "--policy", "shop-v1", "--base-model"],
-        ["export_model", "--policy", "shop-v1", "--base-model"],
-        ["auto_label", "--agent", "shop", "--base-model"],
-    ],
-    ids=lambda command: command[0],
-)
-def test_every_command_refuses_a_wrong_name_before_it_reads_anything(command: list[str]) -> None:
-    with pytest.raises(CommandError, match=r"expected a model folder or a GGUF file at nothing\.gguf"):
-        call_command(*command, "nothing.gguf")
+def test_every_command_refuses_a_wrong_name_before_it_reads_anything() -> None:
+    for words in (
+        "train_sft --agent shop --model",
+        "train --method dpo --agent shop --model",
+        "run_pipeline --agent shop --model",
+        "evaluate_model --policy shop-v1 --base-model",
+        "export_model --policy shop-v1 --base-model",
+    ):
+        with pytest.raises(CommandError, match=r"a GGUF file at nothing\.gguf"):
+            call_command(*words.split(), "nothing.gguf")
 
 
 def test_rest_reads_and_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     queued: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("rl.jobs.base_models.async_task", lambda *words, **more: queued.append(words))
+    monkeypatch.setattr("rl.jobs.child_process.async_task", lambda *words, **more: queued.append(words))
     api, address = ApiClient("read", "operate"), "/api/agents/shop/base-model/"
     assert api.get(address).json()["baseModel"] == "bundled"
     assert api.get(address).json()["path"] == str(BUNDLED_MODEL)
@@ -199,19 +188,17 @@ def test_rest_reads_and_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_addition_that_failed_says_why_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl.jobs.base_models import base_model_add, base_model_add_dispatch
+    from rl.jobs.child_process import base_model_add, base_model_add_dispatch
 
     queued: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("rl.jobs.base_models.async_task", lambda *words, **more: queued.append(words))
-    monkeypatch.setattr("rl.jobs.base_models.command_run", lambda words, log: 1)
+    monkeypatch.setattr("rl.jobs.child_process.async_task", lambda *words, **more: queued.append(words))
+    monkeypatch.setattr("rl.jobs.child_process.command_run", lambda words, log: 1)
     assert base_model_add("ollama:tiny") == "the process that added it ended with 1"
     base_model_add_dispatch("ollama:tiny")
     assert len(queued) == 1
     addition_note("ollama:tiny", "no such model", failed=True)
     assert base_model_add("ollama:tiny") == "no such model"
-    found = addition_of("ollama:tiny")
-    assert found is not None
-    assert found.failed
+    assert addition_of("ollama:tiny").failed
 
 
 def test_the_page_offers_it_to_operators_alone() -> None:
@@ -223,10 +210,77 @@ def test_the_page_offers_it_to_operators_alone() -> None:
     address = "/agents/shop/base-model/"
     assert rater.post(address, {"base_model": "mine"}).status_code == 403
     assert "base-form" not in rater.get("/agents/shop/").content.decode()
-    page = operator.get("/agents/shop/").content.decode()
-    assert "<option>mine</option>" in page
+    assert "<option>mine</option>" in operator.get("/agents/shop/").content.decode()
     assert operator.post(address, {"base_model": "mine"}).status_code == 302
     assert agent_base_model("shop").name == "mine"
-    answer = operator.post(address, {"other": "/nowhere"}, follow=True).content.decode()
-    assert "/nowhere" in answer
+    assert "/nowhere" in operator.post(address, {"other": "/nowhere"}, follow=True).content.decode()
     assert agent_base_model("shop").name == "mine"
+
+
+def test_a_built_in_agent_shows_how_it_is_asked_before_it_decided_anything(operator: Client) -> None:
+    assert Client().get("/agents/filer/").status_code == 302
+    for slug in ("nobody", "Not-A-Slug", "a" * 70):
+        assert operator.get(f"/agents/{slug}/").status_code == 404
+    html = operator.get("/agents/librarian/").text
+    facts = (
+        "rl.agents.librarian.Librarian",
+        "Pick the listed subjects",
+        "a subject is missing",
+        "uniqueItems",
+    )
+    for said in (*facts, "/agents/librarian/rewards/", "subject_changed", "No champion"):
+        assert said in html, said
+
+
+def test_the_champion_leads_and_a_newer_candidate_stands_below(operator: Client) -> None:
+    champion = make_policy("support", preference_accuracy={"value": 0.875, "low": 0.7, "high": 0.96, "n": 40})
+    registry.policy_promote(champion, "champion", actor="eve", force=True, reason="a test")
+    candidate = make_policy("support")
+    page = operator.get("/agents/support/")
+    assert page.context["policy"] == champion
+    assert page.text.index(f"/policies/{champion.name}/") < page.text.index(f"/policies/{candidate.name}/")
+    assert page.context["newer"].state == "not compared"
+
+
+def test_enough_ratings_have_a_train_button_and_fewer_do_not(operator: Client, rater: Client) -> None:
+    for number in range(10):
+        row = decision_record(agent="support", messages=f"q{number}", response="r").row
+        if number == 9:
+            assert 'action="/runs/new/"' not in operator.get("/agents/support/").text
+        rating_submit(decision=row, rater="ada", thumb="down")
+        forget_all()
+    assert operator.get("/agents/support/").text.count('action="/runs/new/"') == 1
+    assert 'action="/runs/new/"' not in rater.get("/agents/support/").text
+    assert 'href="/start/?agent="' in operator.get("/").text  # a new agent
+
+
+def test_it_shows_counts_rewards_runs_and_the_champion(operator: Client) -> None:
+    row = decision_record(agent="support", messages="q", response="r").row
+    rating_submit(decision=row, rater="ada", thumb="down")
+    rewards_calculate()
+    accuracy = {"preference_accuracy": {"value": 0.8, "low": 0.7, "high": 0.9, "n": 50}}
+    files = {"base_model": "b", "base_model_hash": "h", "adapter_path": "p", "adapter_sha256": "s"}
+    made = {"name": "support-v1", "agent": "support", "stage": "champion", "feedback_count": 1}
+    Policy.objects.create(metrics=accuracy, **made, **files)
+    TrainingRun.objects.create(
+        agent="support", method="dpo", status="failed", base_model="b", finished_at=timezone.now()
+    )
+    html = operator.get("/agents/support/").text
+    figures = ("<dd>1</dd>", "-1.25", "-2.00", "no data", "support-v1")
+    for said in ("no definition: free text", *figures, "It answers now.", "status-failed"):
+        assert said in html, said
+
+
+def test_what_was_set_otherwise_is_shown_and_changed_by_who_may(operator: Client) -> None:
+    LearnerSettings.objects.create(agent="filer", min_samples_to_retrain=77)
+    worth = {"solved": {"good": 1.0, "bad": 0.0}}
+    row = RewardSettings.objects.create(agent="filer", delayed_weight=3, outcomes=worth)
+    html = operator.get("/agents/filer/").text
+    assert '<dd class="words">solved (good 1, bad 0)</dd>' in html
+    assert '<dd class="words">77</dd>' in html
+    assert f"/admin/rl/rewardsettings/{row.pk}/change/" in html
+    assert "/admin/rl/gatesettings/add/?agent=filer" in html
+    operator.force_login(person("rita", "rater"))
+    html = operator.get("/agents/filer/").text
+    assert "/admin/rl/" not in html
+    assert "/decisions/?agent=filer" not in html

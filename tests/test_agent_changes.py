@@ -1,9 +1,8 @@
-"""Agents renamed and deleted: every table and folder, sides of the split kept, nothing half done after a kill."""
-
-from __future__ import annotations
+"""Agents deleted: every table and folder, nothing half done after a kill."""
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,15 @@ from django.db import connection
 from django.db.models import CharField
 from django.utils import timezone
 
-from feedback import selectors
-from feedback.agents.changes import (
+from feedback.accounts.authentication import key_create
+from feedback.agents import (
     AgentNotRecorded,
     AgentRefused,
     agent_delete,
     agent_models,
     agent_path,
-    agent_rename,
 )
 from feedback.models import (
-    AgentName,
     AgentSettings,
     Comparison,
     Decision,
@@ -32,13 +29,11 @@ from feedback.models import (
     Lease,
     Rating,
     RatingRequest,
-    Suggestion,
 )
 from feedback.rating.requests import sample_draw
 from feedback.recording.ingest import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
-from feedback.storage.agent_names import name_hashed
-from rl.datasets import prepare_training_dataset, snapshot_rows
+from rl.datasets import prepare_training_dataset
 from rl.models import (
     AgentDefinition,
     Arm,
@@ -49,7 +44,6 @@ from rl.models import (
     GoldenCase,
     JudgedPair,
     JudgingRound,
-    LabelRun,
     LearnerSettings,
     PairJudgement,
     Policy,
@@ -63,18 +57,15 @@ from rl.models import (
 from rl.registry import files as agent_files
 from rl.registry.incumbents import incumbent_sync
 from rl.registry.judging import judgement_submit
+from tests.support import said
 from tests.support.api_client import person
 from tests.support.imports import file_import
 from tests.support.judging import decision_of, preference, round_of
+from tests.support.registry_rows import policy_of
 
 pytestmark = pytest.mark.django_db
 
-
-def command(*arguments: str) -> dict[str, Any]:
-    out = io.StringIO()
-    call_command("agent", *arguments, "--json", stdout=out)
-    found: dict[str, Any] = json.loads(out.getvalue())
-    return found
+command = partial(said.command, "agent")
 
 
 def file(home: Path, path: str, text: str = "x") -> str:
@@ -86,6 +77,7 @@ def file(home: Path, path: str, text: str = "x") -> str:
 def history(home: Path, agent: str, tmp_path: Path) -> TrainingRun:
     """An agent with something in every table there is, and with files in every folder."""
     AgentSettings.objects.create(agent=agent, ratings_wanted=2)
+    key_create(f"{agent}'s page", ["rate"], agent=agent, origin="https://shop.example")
     for n in range(12):
         one, two = (
             decision_record(
@@ -98,7 +90,6 @@ def history(home: Path, agent: str, tmp_path: Path) -> TrainingRun:
     outcome_record(decision=one, name="clicked", value=1)
     trace_record(agent=agent, steps=[{"kind": "decision", "messages": "of a trace", "response": "r"}])
     Lease.objects.create(decision=one, rater="bob", until="2030-01-01T00:00:00Z")
-    Suggestion.objects.create(decision=two, labeller="m", good=0.7)
     row = {"prompt": "imported", "completion": "a", "label": True}
     (tmp_path / f"{agent}.jsonl").write_text(json.dumps(row))
     file_import(tmp_path / f"{agent}.jsonl", agent=agent)
@@ -111,25 +102,32 @@ def history(home: Path, agent: str, tmp_path: Path) -> TrainingRun:
         agent=agent, name="one", messages=[{"role": "user", "content": "q"}], accepted=["a"]
     )
     run = TrainingRun.objects.create(
-        agent=agent, method="dpo", snapshot=prepared.snapshot, base_model="bundled", status="succeeded",
-        finished_at=timezone.now(), output=f"policies/{agent}/{agent}-v12",
-    )  # fmt: skip
+        agent=agent,
+        method="dpo",
+        snapshot=prepared.snapshot,
+        base_model="bundled",
+        status="succeeded",
+        finished_at=timezone.now(),
+        output=f"policies/{agent}/{agent}-v12",
+    )
     RunMetric.objects.create(run=run, step=1, values={})
     file(home, f"runs/{run.pk}/log.txt")
     policy = Policy.objects.create(
-        name=f"{agent}-v12", agent=agent, run=run, base_model="bundled", base_model_hash="x", adapter_sha256="y",
+        name=f"{agent}-v12",
+        agent=agent,
+        run=run,
+        base_model="bundled",
+        base_model_hash="x",
+        adapter_sha256="y",
         adapter_path=file(home, f"policies/{agent}/{agent}-v12/adapter.safetensors").rpartition("/")[0],
         feedback_count=12,
-    )  # fmt: skip
+    )
     PolicyEvent.objects.create(policy=policy, kind="registered", actor="x")
     export = file(home, f"exports/{agent}-v12/model.gguf")
     Artifact.objects.create(policy=policy, format="gguf", path=export, bytes=1, sha256="z")
     Evaluation.objects.create(
         agent=agent, policy=policy, base_model="b", samples=1, figures={}, snapshot=prepared.snapshot
     )
-    labels = LabelRun.objects.create(agent=agent, base_model="b", path="", ratings=1)
-    labels.path = file(home, f"labels/{agent}/{labels.pk}/model.json").rpartition("/")[0]
-    labels.save()
     trial = Experiment.objects.create(name=f"{agent}-trial", agent=agent)
     Arm.objects.create(experiment=trial, name="base", policy=policy)
     return run
@@ -148,147 +146,37 @@ def slugs() -> dict[str, set[str]]:
 def paths_in_use(home: Path) -> list[str]:
     """Files that rows name and that are not there."""
     named = [policy.adapter_path for policy in Policy.objects.all()]
-    named += [row.path for model in (Artifact, LabelRun) for row in model._default_manager.all()]
+    named += [row.path for row in Artifact.objects.all()]
     named += [run.snapshot.path for run in TrainingRun.objects.select_related("snapshot") if run.snapshot]
     return [path for path in named if not (home / path).exists()]
 
 
 def test_every_table_with_an_agent_is_found() -> None:
-    """A model added tomorrow is renamed and deleted with its agent, or stands here with the reason."""
-    apart = {"AgentName", "ImportBatch"}
+    """A model added tomorrow is deleted with its agent, or stands here with the reason."""
     for model in apps.get_models():
         if any(f.name == "agent" and isinstance(f, CharField) for f in model._meta.concrete_fields):
-            assert model in agent_models() or model.__name__ in apart, model
+            assert model in agent_models() or model is ImportBatch, model
     assert agent_path(Rating) == "decision__agent"
     assert agent_path(Arm) == "experiment__agent"
     assert agent_path(ImportBatch) == "agent"
-
-
-@pytest.mark.slow
-def test_a_renamed_agent_takes_everything_along(ratchet_home: Path, tmp_path: Path) -> None:
-    history(ratchet_home, "helper", tmp_path)
-    history(ratchet_home, "other", tmp_path)
-    tables = set(slugs())
-    assert len(tables) > 20
-    before = command("rename", "helper", "desk", "--dry-run")
-    assert "helper" in slugs()["Decision"]
-    done = command("rename", "helper", "desk")
-    assert before.pop("next") == "python manage.py agent rename helper desk"
-    assert "desk" in done.pop("next").split()
-    assert done == {**before, "dry_run": False}
-    assert done["rows"]["decisions"] == 26
-    assert set(slugs()) == tables
-    assert all(agents == {"desk", "other"} for agents in slugs().values()), slugs()
-    assert set(ImportBatch.objects.values_list("agent", flat=True)) == {"desk", "other"}
-    assert paths_in_use(ratchet_home) == []
-    policy = Policy.objects.get(agent="desk")
-    assert (policy.name, policy.adapter_path) == ("helper-v12", "policies/desk/helper-v12")
-    assert policy.run is not None
-    assert policy.run.output == "policies/desk/helper-v12"
-    for folder in agent_files.FOLDERS:
-        assert sorted(path.name for path in (ratchet_home / folder).iterdir()) == ["desk", "other"]
-    assert policy.run.snapshot is not None
-    assert len(list(snapshot_rows(policy.run.snapshot))) == 12
-
-
-def test_prompts_keep_their_sides_and_rows_their_identity(ratchet_home: Path, tmp_path: Path) -> None:
-    history(ratchet_home, "helper", tmp_path)
-    first = prepare_training_dataset("helper")
-    rows = [(row["prompt_hash"], row["split"]) for row in first.rows()]
-    agent_rename("helper", "desk")
-    again = prepare_training_dataset("desk")
-    assert [(row["prompt_hash"], row["split"]) for row in again.rows()] == rows
-    # the same prompt, asked today, is the same prompt
-    today = decision_record(agent="desk", messages="question 1", response="new").row
-    assert today.prompt_hash == Decision.objects.filter(messages__0__content="question 1").first().prompt_hash  # type: ignore[union-attr]
-    # and the same file brings nothing new
-    report = file_import(tmp_path / "helper.jsonl", agent="desk")
-    assert (report.rows_stored, report.already_here) == (0, 1)
-
-
-def test_whoever_takes_the_old_name_is_another_agent() -> None:
-    old = decision_record(agent="helper", messages="q", response="a").row
-    agent_rename("helper", "desk")
-    fresh = decision_record(agent="helper", messages="q", response="a").row
-    assert fresh.prompt_hash != old.prompt_hash
-    assert (name_hashed("desk"), name_hashed("helper")) == ("helper", "helper#2")
-    agent_rename("helper", "third")
-    assert (name_hashed("third"), name_hashed("helper")) == ("helper#2", "helper#3")
-    agent_rename("desk", "helper")
-    assert name_hashed("helper") == "helper"
-    assert selectors.prompt_hash("helper", old.messages) == old.prompt_hash
-    assert sorted(AgentName.objects.values_list("agent", "hashed_as")) == [("third", "helper#2")]
-
-
-def test_what_cannot_be_renamed_is_refused_in_words() -> None:
-    decision_record(agent="helper", messages="q", response="a")
-    decision_record(agent="desk", messages="q", response="a")
-    decision_record(agent="widgets", messages="q", response="a")
-    for old, new, why in (
-        ("helper", "desk", "there is an agent 'desk' already"),
-        ("helper", "helper", "is called 'helper' already"),
-        ("helper", "Not A Slug", "expected a slug such as support-bot"),
-        ("helper", "filer", "filer is the name of a built-in or plugin agent"),
-        ("widgets", "gadgets", "its name is defined in code"),
-        ("nobody", "anybody", "there is no agent 'nobody'"),
-    ):
-        with pytest.raises(AgentRefused, match=why):
-            agent_rename(old, new)
-    with pytest.raises(CommandError, match="there is no agent") as error:
-        call_command("agent", "rename", "nobody", "anybody")
-    assert error.value.returncode == 1
-    TrainingRun.objects.create(agent="helper", method="dpo", base_model="b", status="queued")
-    with pytest.raises(AgentRefused, match="is queued: cancel it"):
-        agent_rename("helper", "free")
-    with pytest.raises(AgentRefused, match="is queued: cancel it"):
-        agent_delete("helper", actor="x", force=True)
 
 
 class Killed(BaseException):
     """What ends a process between two steps."""
 
 
-STEPS = ["files_link", "rename", "files_unlink"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("after", [False, True])
-def test_a_kill_at_any_step_leaves_one_name_that_works_and_the_same_call_finishes(
-    ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
-) -> None:
-    history(ratchet_home, "helper", tmp_path)
-    whole = getattr(agent_files, step)
-
-    def killed(*arguments: str) -> Any:
-        if after:
-            whole(*arguments)
-        raise Killed
-
-    monkeypatch.setattr(agent_files, step, killed)
-    with pytest.raises(Killed):
-        agent_rename("helper", "desk")
-    assert paths_in_use(ratchet_home) == []
-    assert slugs()["Decision"] in ({"helper"}, {"desk"})
-    monkeypatch.setattr(agent_files, step, whole)
-    if step == "files_unlink" and after:
-        with pytest.raises(AgentNotRecorded):  # it was done
-            agent_rename("helper", "desk")
-    else:
-        agent_rename("helper", "desk")
-    assert all(agents == {"desk"} for agents in slugs().values())
-    assert paths_in_use(ratchet_home) == []
-    for folder in agent_files.FOLDERS:
-        assert [path.name for path in (ratchet_home / folder).iterdir()] == ["desk"]
+def test_an_agent_at_work_is_not_deleted() -> None:
+    decision_record(agent="helper", messages="q", response="a")
+    TrainingRun.objects.create(agent="helper", method="dpo", base_model="b", status="queued")
+    with pytest.raises(AgentRefused, match="is queued: cancel it"):
+        agent_delete("helper", actor="x", force=True)
 
 
 def files_below(home: Path) -> list[str]:
     return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
 
 
-def test_a_deleted_agent_leaves_nothing_and_takes_nothing_of_others(
-    ratchet_home: Path, tmp_path: Path
-) -> None:
+def test_a_deleted_agent_leaves_nothing(ratchet_home: Path, tmp_path: Path) -> None:
     history(ratchet_home, "other", tmp_path)
     rows = {
         model.__name__: sorted(model._default_manager.order_by().values(), key=str)
@@ -329,10 +217,7 @@ def test_without_anything_trained_an_agent_goes_unforced() -> None:
 
 def test_an_agent_that_others_rest_on_is_not_deleted(ratchet_home: Path, tmp_path: Path) -> None:
     history(ratchet_home, "helper", tmp_path)
-    Policy.objects.create(
-        name="child-v1", agent="child", parent=Policy.objects.get(), base_model="b", base_model_hash="x",
-        adapter_path="p", adapter_sha256="y", feedback_count=1,
-    )  # fmt: skip
+    policy_of("child-v1", "candidate", "child", parent=Policy.objects.get())
     with pytest.raises(AgentRefused, match=r"1 policies of other agents \(parent\)"):
         agent_delete("helper", actor="x", force=True)
 
@@ -359,34 +244,26 @@ def test_a_kill_in_a_deletion_leaves_all_or_nothing_and_the_same_call_finishes(
     assert all(agents == {"other"} for agents in slugs().values())
 
 
-def test_feedback_alone_renames_and_deletes(settings: Any) -> None:
+def test_feedback_alone_deletes(settings: Any) -> None:
     settings.FEEDBACK_AGENT_KEEPER = ""
     decision_record(agent="helper", messages="q", response="a")
-    agent_rename("helper", "desk")
-    assert Decision.objects.get().agent == "desk"
-    agent_delete("desk", actor="x")
+    agent_delete("helper", actor="x")
     assert not Decision.objects.exists()
 
 
-def test_the_page_renames_and_deletes_for_operators_alone(client: Any) -> None:
+def test_the_page_deletes_for_operators_alone(client: Any) -> None:
     decision_record(agent="helper", messages="q", response="a")
     assert client.get("/agents/helper/change/").status_code == 302
     client.force_login(person("rat", "rater"))
     assert client.get("/agents/helper/change/").status_code == 403
-    assert client.post("/agents/helper/change/", {"action": "delete", "name": "helper"}).status_code == 403
+    assert client.post("/agents/helper/change/", {"name": "helper"}).status_code == 403
     client.force_login(person("op", "operator"))
-    page = client.get("/agents/helper/change/")
-    assert page.status_code == 200
+    assert client.get("/agents/helper/change/").status_code == 200
     assert client.get("/agents/nobody/change/").status_code == 404
-    taken = client.post("/agents/helper/change/", {"action": "rename", "new": "filer"})
-    assert taken.status_code == 409
-    assert "built-in or plugin agent" in taken.content.decode()
-    done = client.post("/agents/helper/change/", {"action": "rename", "new": "desk"})
-    assert done["Location"] == "/agents/desk/"
-    mistyped = client.post("/agents/desk/change/", {"action": "delete", "name": "des"})
+    mistyped = client.post("/agents/helper/change/", {"name": "help"})
     assert mistyped.status_code == 400
     assert Decision.objects.count() == 1
-    gone = client.post("/agents/desk/change/", {"action": "delete", "name": "desk"})
+    gone = client.post("/agents/helper/change/", {"name": "helper"})
     assert gone["Location"] == "/"
     assert not Decision.objects.exists()
 
@@ -399,8 +276,7 @@ def test_the_apps_own_model_was_not_trained_and_goes_with_its_agent() -> None:
 
 
 def test_what_was_judged_goes_with_its_agent() -> None:
-    judging = round_of(2, agent="helper")
-    pair, side = preference(judging, "ann", "policy")
+    pair, side = preference(round_of(2, agent="helper"), "ann", "policy")
     judgement_submit(pair, "ann", side)
     sample_draw("helper", 2)
     agent_delete("helper", actor="x", force=True)

@@ -1,7 +1,5 @@
 """The built-in agents: prompts, answers, made-up scenarios and the taste of the simulated rater."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -29,9 +27,8 @@ def chooser(slug: str) -> ChoiceAgent:
 
 
 def test_agents_are_found_by_their_files():
-    assert sorted(AGENTS) == [
-        "assistant", "filer", "fixtures", "librarian", "prioritizer", "retriever", "storer", "tool_agent", "widgets",
-    ]  # fmt: skip
+    names = "assistant filer fixtures librarian prioritizer retriever storer tool_agent widgets"
+    assert sorted(AGENTS) == names.split()
 
 
 @pytest.mark.django_db
@@ -43,47 +40,19 @@ def test_unknown_slug_answers_as_the_assistant_under_its_own_name():
     assert agent_facts("support-bot").preview == "text"
 
 
-def test_widgets_prompt_reads_as_written():
-    system, user = AGENTS["widgets"].render(WIDGET_STATE)
-    assert system == {"role": "system", "content": "Pick one listed widget for the question. Answer in JSON."}
-    assert user["content"].splitlines() == [
-        "question: how did revenue change over last week",
-        "on: phone",
-        "points: 12",
-        "widgets:",
-        "line_chart",
-        "sparkline",
-    ]
-
-
-@pytest.mark.parametrize("slug", CHOOSERS)
-def test_prompt_shows_nothing_meant_for_the_rater_alone(slug):
-    scenario = AGENTS[slug].scenarios()[0]
-    hidden = {
-        key: "SECRET"
-        for key in scenario.state
-        if key in ("intent", "situation", "kind", "partner", "filed_in")
-    }
-    assert hidden
-    assert AGENTS[slug].render({**scenario.state, **hidden}) == AGENTS[slug].render(scenario.state)
-
-
-@pytest.mark.parametrize("slug", CHOOSERS)
-@pytest.mark.parametrize("options", [None, [], "line_chart", [1, 2], [""], {"a": 1}])
-def test_state_without_options_is_refused_by_name(slug, options):
-    agent = chooser(slug)
-    state = {**agent.scenarios()[0].state, agent.options_key: options}
-    with pytest.raises(ValueError, match=agent.options_key):
-        agent.render(state)
-
-
 @pytest.mark.parametrize(
-    ("slug", "key"), [("widgets", "question"), ("fixtures", "scenario"), ("filer", "document")]
+    ("slug", "text"), [("widgets", "question"), ("fixtures", "scenario"), ("filer", "document")]
 )
-def test_state_without_its_text_is_refused_by_name(slug, key):
-    state = {**AGENTS[slug].scenarios()[0].state, key: "  "}
-    with pytest.raises(ValueError, match=f"'{key}'"):
-        AGENTS[slug].render(state)
+def test_prompt_shows_nothing_meant_for_the_rater_and_names_what_it_lacks(slug, text):
+    agent = chooser(slug)
+    state = agent.scenarios()[0].state
+    hidden = {"intent", "situation", "kind", "partner", "filed_in"} & {*state}
+    assert hidden
+    assert agent.render({**state, **dict.fromkeys(hidden, "SECRET")}) == agent.render(state)
+    missing = [(agent.options_key, options) for options in (None, [], "line_chart", [1, 2], [""], {"a": 1})]
+    for key, value in (*missing, (text, "  ")):
+        with pytest.raises(ValueError, match=key):
+            agent.render({**state, key: value})
 
 
 @pytest.mark.slow
@@ -98,60 +67,27 @@ def test_every_candidate_is_valid_and_fits_the_schema(slug):
             jsonschema.validate(agent.parse(candidate, scenario.state), schema)
 
 
-@pytest.mark.parametrize(
-    "option", ['say "hi"', "back\\slash", "Übersicht", "発注", "a/b c", "tab\there", "\ud800"]
-)
-def test_any_option_name_survives_the_answer(option):
+def test_any_option_name_survives_the_answer():
     agent = chooser("filer")
-    state = {"document": "d", "folders": [option, "other"]}
-    assert agent.parse(agent.respond(option), state) == {"folder": option}
+    for option in ('say "hi"', "back\\slash", "Übersicht", "発注", "a/b c", "tab\there", "\ud800"):
+        state = {"document": "d", "folders": [option, "other"]}
+        assert agent.parse(agent.respond(option), state) == {"folder": option}
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        "",
-        "line_chart",
-        '{"widget": "line_chart"',
-        '{"widget": "line_chart"} and more',
-        '["line_chart"]',
-        '"line_chart"',
-        "null",
-        "NaN",
-        '{"widget": null}',
-        '{"widget": ["line_chart"]}',
-        '{"chart": "line_chart"}',
-        '{"widget": "line_chart", "why": "because"}',
-        '{"widget": "bar_chart", "widget": "line_chart"}',
-        '{"widget": "pie_chart"}',
-        '{"widget": "Line_chart"}',
-        '{"widget": "line_chart "}',
-        "```json\n{}\n```",
-        "[" * 100_000,
-        "9" * 10_000,
-        '{"widget": "\x00"}',
-    ],
+HOSTILE = (
+    *("", "line_chart", "null", "NaN", "[" * 100_000, "9" * 10_000, "```json\n{}\n```"),
+    *('["line_chart"]', '"line_chart"', '{"widget": "line_chart"', '{"widget": "line_chart"} and more'),
+    *('{"widget": null}', '{"widget": ["line_chart"]}', '{"chart": "line_chart"}', '{"widget": "\x00"}'),
+    *('{"widget": "line_chart", "why": "because"}', '{"widget": "bar_chart", "widget": "line_chart"}'),
+    *('{"widget": "pie_chart"}', '{"widget": "Line_chart"}', '{"widget": "line_chart "}'),
 )
-def test_hostile_response_is_refused_in_words(response):
-    with pytest.raises(InvalidResponse, match="expected"):
-        AGENTS["widgets"].parse(response, WIDGET_STATE)
 
 
-def test_unlisted_option_is_valid_only_where_no_state_says_otherwise():
-    response = '{"widget": "pie_chart"}'
-    assert AGENTS["widgets"].is_valid(response)
-    assert not AGENTS["widgets"].is_valid(response, WIDGET_STATE)
-
-
-@pytest.mark.parametrize(
-    ("slug", "least"), [("widgets", 1000), ("fixtures", 300), ("filer", 300), ("assistant", 100)]
-)
-def test_scenarios_are_many_distinct_and_readable_json(slug, least):
-    scenarios = AGENTS[slug].scenarios()
-    assert len({scenario.key for scenario in scenarios}) == len(scenarios) >= least
-    prompts = {json.dumps(AGENTS[slug].render(scenario.state)) for scenario in scenarios}
-    assert len(prompts) == len(scenarios)
-    assert all(json.loads(json.dumps(scenario.state)) == scenario.state for scenario in scenarios)
+def test_hostile_response_is_refused_and_an_unlisted_option_where_the_state_lists_others():
+    for response in HOSTILE:
+        with pytest.raises(InvalidResponse):
+            AGENTS["widgets"].parse(response, WIDGET_STATE)
+    assert AGENTS["widgets"].is_valid('{"widget": "pie_chart"}')
 
 
 def test_scenarios_are_the_same_in_every_process():
@@ -173,19 +109,20 @@ def test_scenarios_are_the_same_in_every_process():
     assert len(hashes) == 1
 
 
-@pytest.mark.parametrize("slug", CHOOSERS)
-def test_simulated_taste_splits_every_scenario_two_and_two(slug):
+@pytest.mark.parametrize(
+    ("slug", "least"), [("widgets", 1000), ("fixtures", 300), ("filer", 300), ("assistant", 100)]
+)
+def test_scenarios_are_many_distinct_and_readable_and_taste_splits_them_two_and_two(slug, least):
     agent = AGENTS[slug]
-    for scenario in agent.scenarios():
+    scenarios = agent.scenarios()
+    assert len({scenario.key for scenario in scenarios}) == len(scenarios) >= least
+    assert len({json.dumps(agent.render(scenario.state)) for scenario in scenarios}) == len(scenarios)
+    assert all(json.loads(json.dumps(scenario.state)) == scenario.state for scenario in scenarios)
+    assert agent.hidden_preference(scenarios[0].state, "   ") == 0.0
+    for scenario in scenarios if slug in CHOOSERS else ():
         worth = sorted(agent.hidden_preference(scenario.state, c) for c in agent.candidates(scenario.state))
         assert worth[0] < worth[1] <= 0.2
         assert 0.8 <= worth[2] < worth[3]
-
-
-@pytest.mark.parametrize("slug", [*CHOOSERS, "assistant"])
-def test_answer_nobody_can_act_on_is_worth_nothing(slug):
-    state = AGENTS[slug].scenarios()[0].state
-    assert AGENTS[slug].hidden_preference(state, "   ") == 0.0
 
 
 def test_filer_ground_truth_is_where_the_document_ended_up():
@@ -197,46 +134,22 @@ def test_filer_ground_truth_is_where_the_document_ended_up():
     assert AGENTS["widgets"].ground_truth(WIDGET_STATE) is None
 
 
-@pytest.mark.parametrize(
-    ("state", "content"),
-    [
+def test_assistant_reads_any_state_and_passes_a_chat_on_as_it_is():
+    assistant = AGENTS["assistant"]
+    ticket = {"ticket": 7, "text": "broken", "drafts": ["a"], "facts": ["b"]}
+    for state, content in (
         ({"question": "Why?"}, "Why?"),
         ({"prompt": "Say hi", "drafts": ["a"]}, "Say hi"),
-        ({"ticket": 7, "text": "broken", "drafts": ["a"], "facts": ["b"]}, '{"ticket": 7, "text": "broken"}'),
-    ],
-)
-def test_assistant_reads_any_state(state, content):
-    assert AGENTS["assistant"].render(state)[-1] == {"role": "user", "content": content}
-
-
-def test_assistant_passes_a_chat_on_as_it_is():
-    chat = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-    ]
-    assert AGENTS["assistant"].render({"messages": chat}) == chat
-
-
-@pytest.mark.parametrize(
-    "messages", [None, "text", [], [123], [{}], [{"role": "user", "content": None}], [{"role": 1}]]
-)
-def test_assistant_refuses_a_chat_that_is_none(messages):
-    with pytest.raises(ValueError, match="'messages' must be a list"):
-        AGENTS["assistant"].render({"messages": messages})
-
-
-def test_assistant_refuses_an_empty_state():
-    with pytest.raises(ValueError, match="needs 'messages'"):
-        AGENTS["assistant"].render({})
-
-
-def test_assistant_taste_counts_direct_friendly_and_brief():
-    assistant, state = AGENTS["assistant"], {"question": "How do I reset it?", "facts": ["Security"]}
-    assert assistant.hidden_preference(state, "Happy to help! Open Security.") == 1.0
-    assert assistant.hidden_preference(state, "Open Security.") == 0.7
-    assert assistant.hidden_preference(state, "Happy to help! Please look around.") == 0.4
-    assert assistant.hidden_preference(state, "Open security. " + "More words follow. " * 20) == 0.6
+        (ticket, '{"ticket": 7, "text": "broken"}'),
+    ):
+        assert assistant.render(state)[-1] == {"role": "user", "content": content}
+    chat = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+    assert assistant.render({"messages": chat}) == chat
+    for messages in (None, "text", [], [123], [{}], [{"role": "user", "content": None}], [{"role": 1}]):
+        with pytest.raises(ValueError, match="'messages'"):
+            assistant.render({"messages": messages})
+    with pytest.raises(ValueError, match="'messages'"):
+        assistant.render({})
 
 
 def rated(entry_id: str, widget: str, rating: str | None, scenario: str = "s1") -> dict[str, str | None]:
@@ -254,84 +167,54 @@ def chosen_over(pairs: list[dict[str, str]]) -> list[tuple[str, str]]:
 
 
 def test_pairs_set_each_liked_over_each_disliked_of_one_scenario():
-    entries = [
-        rated("1", "a", "up"),
-        rated("2", "b", "down"),
-        rated("3", "c", "down"),
-        rated("4", "a", "down", "s2"),
-        rated("5", "b", "up", "s2"),
-    ]
-    pairs = widgets.build_widget_dpo_pairs(entries, SCENARIOS)
+    said = [("a", "up"), ("b", "down"), ("c", "down"), ("a", "down", "s2"), ("b", "up", "s2")]
+    pairs = widgets.build_widget_dpo_pairs([rated(str(n), *one) for n, one in enumerate(said)], SCENARIOS)
     assert chosen_over(pairs) == [("a", "b"), ("a", "c"), ("b", "a")]
     assert pairs[0]["prompt"] == AGENTS["widgets"].render(SCENARIOS["s1"])
-
-
-def test_pairs_need_both_a_liked_and_a_disliked():
-    assert widgets.build_widget_dpo_pairs([rated("1", "a", "up"), rated("2", "b", "up")], SCENARIOS) == []
-    assert (
-        widgets.build_widget_dpo_pairs([rated("1", "a", "up"), rated("2", "b", "down", "s2")], SCENARIOS)
-        == []
-    )
-
-
-def test_pairs_settle_conflicts_by_majority_and_drop_ties():
-    entries = [
-        *(rated(f"a{i}", "a", rating) for i, rating in enumerate(("up", "down", "up"))),
-        *(rated(f"b{i}", "b", rating) for i, rating in enumerate(("up", "down"))),
-        rated("c", "c", "down"),
-    ]
-    assert chosen_over(widgets.build_widget_dpo_pairs(entries, SCENARIOS)) == [("a", "c")]
-
-
-def test_disliked_answer_that_was_never_listed_still_teaches():
-    entries = [rated("1", "a", "up"), rated("2", "spaceship", "down")]
-    assert chosen_over(widgets.build_widget_dpo_pairs(entries, SCENARIOS)) == [("a", "spaceship")]
+    conflicts = [("a", "up"), ("a", "down"), ("a", "up"), ("b", "up"), ("b", "down"), ("c", "down")]
+    for said, found in (
+        ([("a", "up"), ("b", "up")], []),
+        ([("a", "up"), ("b", "down", "s2")], []),
+        (conflicts, [("a", "c")]),  # by majority; a tie says nothing
+        ([("a", "up"), ("spaceship", "down")], [("a", "spaceship")]),  # never listed, it teaches all the same
+    ):
+        entries = [rated(str(number), *one) for number, one in enumerate(said)]
+        assert chosen_over(widgets.build_widget_dpo_pairs(entries, SCENARIOS)) == found
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("entry", "named"),
     [
-        (rated("e7", "a", "up", "s9"), "'s9' is rated but not among the 2"),
-        (rated("e7", "spaceship", "up"), "entry e7: 'spaceship' is liked"),
-        (rated("e7", "a", "good"), "entry e7: a rating is 'up' or 'down', found 'good'"),
-        ({"entry_id": "e7", "scenario": "s1", "rating": "up"}, "entry e7: expected a text under 'widget'"),
+        (rated("e7", "a", "up", "s9"), "'s9'"),
+        (rated("e7", "spaceship", "up"), "'spaceship' is liked"),
+        (rated("e7", "a", "good"), "'good'"),
+        ({"entry_id": "e7", "scenario": "s1", "rating": "up"}, "'widget'"),
     ],
 )
-def test_pairs_refuse_a_bad_entry_by_name(entry, message):
-    with pytest.raises(ValueError, match=message):
+def test_pairs_refuse_a_bad_entry_by_name(entry, named):
+    with pytest.raises(ValueError, match=named):
         widgets.build_widget_dpo_pairs([entry], SCENARIOS)
 
 
 def test_fixture_pairs_describe_what_could_be_chosen():
-    entries = [
-        {"entry_id": "1", "scenario": "the list is empty", "fixture": "tour", "rating": "up"},
-        {"entry_id": "2", "scenario": "the list is empty", "fixture": "hint", "rating": "down"},
-    ]
-    (pair,) = fixtures.build_fixture_dpo_pairs(entries, {"hint": "one line", "tour": "with pictures"})
-    assert pair["prompt"][1]["content"].splitlines() == [
-        "scenario: the list is empty",
-        "fixtures:",
-        "hint: one line",
-        "tour: with pictures",
-    ]
+    def pairs(scenario, good, bad, described):
+        said = [
+            {"scenario": scenario, "fixture": good, "rating": "up"},
+            {"scenario": scenario, "fixture": bad, "rating": "down"},
+        ]
+        return fixtures.build_fixture_dpo_pairs(
+            [{"entry_id": str(n), **one} for n, one in enumerate(said)], described
+        )
+
+    (pair,) = pairs("the list is empty", "tour", "hint", {"hint": "one line", "tour": "with pictures"})
+    lines = ["scenario: the list is empty", "fixtures:", "hint: one line", "tour: with pictures"]
+    assert pair["prompt"][1]["content"].splitlines() == lines
     assert (pair["chosen"], pair["rejected"]) == ('{"fixture": "tour"}', '{"fixture": "hint"}')
-
-
-def test_fixture_pairs_know_the_built_in_scenarios_by_key():
-    scenario = AGENTS["fixtures"].scenarios()[0]
-    good, bad = scenario.state["fixtures"][:2]
-    entries = [
-        {"entry_id": "1", "scenario": scenario.key, "fixture": good, "rating": "up"},
-        {"entry_id": "2", "scenario": scenario.key, "fixture": bad, "rating": "down"},
-    ]
-    (pair,) = fixtures.build_fixture_dpo_pairs(entries, {})
-    assert pair["prompt"] == AGENTS["fixtures"].render(scenario.state)
-
-
-def test_fixture_pairs_refuse_an_own_scenario_without_fixtures():
-    entries = [{"entry_id": "1", "scenario": "mine", "fixture": "a", "rating": "up"}]
+    built_in = AGENTS["fixtures"].scenarios()[0]
+    (pair,) = pairs(built_in.key, *built_in.state["fixtures"][:2], {})
+    assert pair["prompt"] == AGENTS["fixtures"].render(built_in.state)
     with pytest.raises(ValueError, match="expected fixture descriptions"):
-        fixtures.build_fixture_dpo_pairs(entries, {})
+        pairs("mine", "a", "b", {})
 
 
 def test_the_form_tried_in_training_is_the_schema_where_that_names_every_value():
@@ -346,28 +229,25 @@ def test_the_form_tried_in_training_is_the_schema_where_that_names_every_value()
     assert AGENTS["assistant"].form_served(None) is None
 
 
-@pytest.mark.parametrize(
-    ("schema", "named"),
-    [
-        ({"enum": ["a"]}, True),
-        ({"type": "integer", "minimum": 1, "maximum": 5}, True),
-        ({"type": "integer", "minimum": 1}, False),
-        ({"type": "string"}, False),
-        ({"type": "array", "items": {"enum": ["a", "b"]}}, True),
-        ({"type": "array"}, False),
-        ({"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}}}, True),
-        ({"type": "object", "properties": {"a": {"type": "number"}}}, False),
-        ({"type": "object"}, False),
-        ({"anyOf": [{"const": 1}, {"type": "string"}]}, False),
-        ({"type": "object", "properties": {"q": True}}, False),
-        ({"type": "array", "items": True}, False),
-        ({"anyOf": [True]}, False),
-        (
-            {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": {"type": "string"}},
-            False,
-        ),
-        ({"allOf": [{"type": "string"}], "type": "boolean"}, False),
-    ],
-)
-def test_a_schema_names_its_values_or_leaves_some_open(schema, named):
-    assert names_values(schema) is named
+NAMED = [
+    {"enum": ["a"]},
+    {"type": "integer", "minimum": 1, "maximum": 5},
+    {"type": "array", "items": {"enum": ["a", "b"]}},
+    {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}}},
+]
+OPEN = [
+    *({"type": kind} for kind in ("string", "array", "object")),
+    {"type": "integer", "minimum": 1},
+    {"type": "object", "properties": {"a": {"type": "number"}}},
+    {"anyOf": [{"const": 1}, {"type": "string"}]},
+    {"type": "object", "properties": {"q": True}},
+    {"type": "array", "items": True},
+    {"anyOf": [True]},
+    {"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": {"type": "string"}},
+    {"allOf": [{"type": "string"}], "type": "boolean"},
+]
+
+
+def test_a_schema_names_its_values_or_leaves_some_open():
+    assert [schema for schema in NAMED if not names_values(schema)] == []
+    assert [schema for schema in OPEN if names_values(schema)] == []

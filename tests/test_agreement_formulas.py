@@ -1,8 +1,7 @@
-"""Agreement among raters, against published figures."""
-
-from __future__ import annotations
+"""Agreement among raters and contrasts of two arms, against published figures and worked by hand."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,35 @@ import pytest
 from feedback.agreement import statistics
 from feedback.agreement.statistics import (
     cohen_kappa,
-    dawid_skene,
     kappa_of_scores,
     krippendorff_alpha,
     rated_by_both,
 )
+from rl.statistics import wilson_interval
+from rl.statistics.contrasts import (
+    Contrast,
+    Moments,
+    always_valid,
+    always_valid_low,
+    always_valid_p,
+    best_chances,
+    difference,
+    half_width,
+    posterior,
+    ratio_mismatch_p,
+    thompson_shares,
+    units_needed,
+    uplift,
+)
+from rl.statistics.sequential import (
+    beta_binomial,
+    critical_value,
+    log_mixture,
+    log_normal_mixture,
+    mixing_scale,
+    proportion_sequence,
+)
+from tests.support.experiment_worlds import moments_of_counts, peeking
 
 # Krippendorff, "Computing Krippendorff's alpha-reliability" (2011), section C: four observers, twelve units
 KRIPPENDORFF = [
@@ -31,22 +54,12 @@ WIKIPEDIA = [
     [1, None, 2, 1, 3, 3, 4, 3, None, None, None, None, None, None, None],
     [None, None, 2, 1, 3, 4, 4, None, 2, 1, 1, 3, 3, None, 4],
 ]
-# Dawid & Skene (1979), table 1: 45 patients judged by five anaesthetists, by the first of them three times
-ANAESTHETISTS = """
-1111111 3334334 1122122 2223121 2223222 2223322 1222111 3333433 2222223 2322223 4444444 2223343 1111111 2223212
-1211111 1112111 1111111 1111111 2222221 2221322 2222222 2222221 2223222 2212222 1111111 1111111 2322222 1111111
-1111111 1121121 1111111 3333233 1111111 2222222 2223232 4334343 2212232 2323233 3333432 1111111 1111111 1212111
-2322222 1211111 2222222
-"""
 
 
 def listed(matrix: list[list[int | None]]) -> tuple[list[int], list[int]]:
     """Units and values of a matrix of raters by units."""
     found = [(unit, value) for row in matrix for unit, value in enumerate(row) if value is not None]
     return [unit for unit, _ in found], [value for _, value in found]
-
-
-# --- Alpha --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -83,16 +96,6 @@ def test_the_parts_of_the_ratings_make_up_alpha() -> None:
     assert np.isnan(alpha.disagreement).tolist() == [i == alone for i in range(len(units))]
 
 
-def test_the_one_who_differs_carries_the_disagreement() -> None:
-    # three raters, four units; the third always says the other thing, the first two agree
-    units = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    values = [0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0]
-    parts = krippendorff_alpha(units, values, "nominal").disagreement.reshape(4, 3).mean(axis=0)
-    # expected disagreement: 6 of each value among 12, 2*6*6/(12*11); observed: one of two others, and both of them
-    expected = 72 / 132
-    assert parts == pytest.approx([0.5 / expected, 0.5 / expected, 1 / expected])
-
-
 @pytest.mark.parametrize(
     ("units", "values"), [([], []), ([1], [1]), ([1, 2], [1, 2]), ([1, 1], [1, 1]), ([1, 1, 2], [3, 3, 4])]
 )
@@ -100,12 +103,11 @@ def test_alpha_is_not_defined_without_pairs_that_could_differ(units: list[int], 
     assert krippendorff_alpha(units, values, "nominal").estimate.value is None
 
 
-def test_perfect_agreement_has_no_interval_to_speak_of() -> None:
+def test_alpha_of_perfect_agreement_and_of_no_numbers() -> None:
+    # perfect agreement has no interval to speak of
     estimate = krippendorff_alpha([0, 0, 1, 1], [1, 1, 2, 2], "nominal").estimate
     assert (estimate.value, estimate.low, estimate.high) == (1.0, None, None)
-
-
-def test_values_that_are_no_numbers_are_refused() -> None:
+    # values that are no numbers are refused
     with pytest.raises(ValueError, match="expected finite values"):
         krippendorff_alpha([1, 1], [1.0, float("nan")], "interval")
 
@@ -126,32 +128,24 @@ def test_the_interval_of_alpha_covers_what_it_should() -> None:
     assert 0.91 <= covered / 300 <= 0.98
 
 
-# --- Kappa --------------------------------------------------------------------------------------------------
-
 SAS = [[0, 4, 1], [0, 8, 0], [0, 1, 5]]
 """The example whose figures SAS gives, as quoted in statsmodels' test_inter_rater.py."""
 
 
-def test_kappa_is_the_published_one() -> None:
+def test_kappa_of_examples() -> None:
+    # kappa is the published one
     kappa = cohen_kappa(SAS)
-    found = [kappa.value, kappa.low, kappa.high]
-    assert found == pytest.approx([0.4842, 0.2137, 0.7547], abs=5e-5)
+    assert [kappa.value, kappa.low, kappa.high] == pytest.approx([0.4842, 0.2137, 0.7547], abs=5e-5)
     assert kappa.n == 19
-
-
-def test_weighted_kappa_is_the_published_one() -> None:
+    # weighted kappa is the published one
     assert cohen_kappa(SAS, "linear").value == pytest.approx(0.4701, abs=5e-5)
-
-
-def test_kappa_of_scores_is_quadratically_weighted_kappa() -> None:
+    # kappa of scores is quadratically weighted kappa
     pairs = [(i, j) for i, row in enumerate(SAS) for j, count in enumerate(row) for _ in range(count)]
     first, second = zip(*pairs, strict=True)
     assert kappa_of_scores(first, second).value == pytest.approx(
         cohen_kappa(SAS, "quadratic").value, abs=1e-12
     )
-
-
-def test_kappa_of_two_who_always_say_one_thing_is_not_defined() -> None:
+    # kappa of two who always say one thing is not defined
     assert cohen_kappa([[5, 0], [0, 0]]).value is None
     assert kappa_of_scores([0.5, 0.5], [0.5, 0.5]).value is None
     assert cohen_kappa([[0, 0], [0, 0]]).n == 0
@@ -165,75 +159,163 @@ def test_every_two_raters_are_compared_where_both_rated() -> None:
     assert found == [(0, 1, [2.0], [3.0]), (0, 2, [2.0, 4.0], [1.0, 5.0]), (1, 2, [3.0], [1.0])]
 
 
-# --- Dawid and Skene ----------------------------------------------------------------------------------------
+VECTORS = Path(__file__).resolve().parents[2] / "shared/data/vectors/reference_vectors.json"
 
 
-def anaesthetists() -> tuple[Any, Any, Any]:
-    found = [
-        (patient, (0, 0, 0, 1, 2, 3, 4)[place], int(said) - 1)
-        for patient, row in enumerate(ANAESTHETISTS.split())
-        for place, said in enumerate(row)
-    ]
-    units, raters, classes = zip(*found, strict=True)
-    return np.array(units), np.array(raters), np.array(classes)
+@pytest.fixture(scope="module")
+def vectors() -> dict[str, Any]:
+    if not VECTORS.exists():
+        pytest.skip("the reference vectors lie in ../shared, which is not here")
+    return {case["id"]: case for case in json.loads(VECTORS.read_text("utf-8"))}
 
 
-def test_dawid_and_skene_find_what_they_published() -> None:
-    found = dawid_skene(*anaesthetists(), 4)
-    assert found.converged
-    assert found.prevalence == pytest.approx([0.40, 0.42, 0.11, 0.07], abs=0.005)
-    # table 2: the first observer's error rates
-    assert found.confusion[0] == pytest.approx(
-        np.array([[0.89, 0.11, 0, 0], [0.07, 0.88, 0.05, 0], [0, 0.34, 0.66, 0], [0, 0, 0.56, 0.44]]),
-        abs=0.006,
-    )
-    # table 4: the only patient they are in doubt about
-    assert found.posterior[37] == pytest.approx([0, 0.02, 0.98, 0], abs=0.005)
+def sums(given: dict[str, Any]) -> Moments:
+    """From the sum and the sum of squares of n values, with the unbiased variance."""
+    total, n = given["sum"], given["n"]
+    return Moments(n, total / n, (given["sum_squares"] - total**2 / n) / (n - 1))
 
 
-def test_a_rater_who_says_the_opposite_is_read_the_other_way_round() -> None:
-    random = np.random.default_rng(1)
-    truth = random.integers(0, 2, 400)
-    said = np.where(random.random((400, 4)) < 0.85, truth[:, None], 1 - truth[:, None])
-    said[:, 3] = 1 - truth
-    units, raters = np.repeat(np.arange(400), 4), np.tile(np.arange(4), 400)
-    found = dawid_skene(units, raters, said.ravel(), 2)
-    assert found.reliability()[3] < 0.05
-    right = (found.posterior.argmax(axis=1) == truth).mean()
-    majority = (said.mean(axis=1) > 0.5) == truth
-    assert right > 0.99 > majority.mean()
+def test_the_error_of_a_relative_effect_agrees_with_growthbook(vectors: Any) -> None:
+    given, expected = vectors["gb-welch-rel"]["input"], vectors["gb-welch-rel"]["expected"]
+    found = uplift(sums(given["b"]), sums(given["a"]))
+    assert found.value == pytest.approx(expected["expected"], abs=1e-5)
+    assert math.sqrt(found.error) == pytest.approx(expected["se"], abs=1e-5)
 
 
-def test_few_ratings_do_not_make_a_rater_perfect() -> None:
-    units, raters, classes = anaesthetists()
-    newcomer = np.array([0]), np.array([5]), np.array([0])  # one rating, and right
-    more = [np.concatenate(pair) for pair in zip((units, raters, classes), newcomer, strict=True)]
-    alone = dawid_skene(*more, 4).confusion[5, 0, 0]
-    borrowed = dawid_skene(*more, 4, strength=2.0)
-    others = borrowed.confusion[:5, 0, 0].mean()
-    assert alone == 1.0
-    assert abs(borrowed.confusion[5, 0, 0] - others) < 0.06
+def test_the_normal_mixture_agrees_with_growthbook(vectors: Any) -> None:
+    given, expected = vectors["gb-seq-rel"]["input"], vectors["gb-seq-rel"]["expected"]
+    contrast = uplift(sums(given["b"]), sums(given["a"]))
+    assert contrast.value == pytest.approx(expected["expected"], abs=1e-5)
+    assert math.sqrt(contrast.error) == pytest.approx(expected["se"], abs=1e-5)
+    # where its interval ends, theirs reaches 1 / alpha
+    half = (expected["ci"][1] - expected["ci"][0]) / 2
+    at_end = log_normal_mixture(half / math.sqrt(contrast.error), contrast.n, given["alpha"], given["tuning"])
+    assert at_end == pytest.approx(math.log(1 / given["alpha"]), abs=1e-3)
+    assert always_valid_p(contrast, given["alpha"], given["tuning"]) == expected["p"]
 
 
-# --- Outside data -------------------------------------------------------------------------------------------
-
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-
-
-@pytest.mark.skipif(not (SHARED / "vectors").is_dir(), reason="needs ../shared/data/vectors")
-def test_reference_vectors_of_agreement() -> None:
-    alpha, kappa = _vector("kripp-wiki"), _vector("cohen")
-    for metric in ("nominal", "interval"):
-        found = krippendorff_alpha(*listed(alpha["input"]), metric).estimate.value
-        assert found == pytest.approx(alpha["expected"][metric], abs=alpha["tol"])
-    table = kappa["input"]["table"]
-    assert cohen_kappa(table).value == pytest.approx(kappa["expected"]["kappa"], abs=kappa["tol"])
-    assert cohen_kappa(table, "linear").value == pytest.approx(
-        kappa["expected"]["weighted_linear"], abs=kappa["tol"]
+def test_the_critical_value_is_where_the_mixture_reaches_one_over_alpha() -> None:
+    # by hand, at z = 3, n = 1000: lines settled at 400, 1600 and 6400 units with 0.4, 0.35 and 0.15 of the mass
+    z, n, alpha = 3.0, 1000.0, 0.05
+    mass = 0.0
+    for units, share in ((400, 0.4), (1600, 0.35), (6400, 0.15)):
+        d = math.sqrt(2 * math.log(40) / units)
+        mass += share * math.exp(-d * d * n / 2) * math.cosh(d * z * math.sqrt(n))
+    spent = (5.991464547 + math.log(1 + 5.991464547)) / 1000 * n
+    mass += 0.1 * math.exp(z * z * spent / (2 * (1 + spent))) / math.sqrt(1 + spent)
+    assert log_mixture(z, n, alpha, 1000) == pytest.approx(math.log(mass), abs=1e-9)
+    assert log_mixture(critical_value(n, alpha, 1000), n, alpha, 1000) == pytest.approx(
+        math.log(20), abs=1e-6
     )
 
 
-def _vector(name: str) -> dict[str, Any]:
-    vectors = json.loads((SHARED / "vectors" / "reference_vectors.json").read_text("utf-8"))
-    found: dict[str, Any] = next(vector for vector in vectors if vector["id"] == name)
-    return found
+@pytest.mark.parametrize(
+    ("new", "old", "value"), [(-1.0, -2.0, 0.5), (-3.0, -2.0, -0.5), (1.0, -2.0, 1.5), (3.0, 2.0, 0.5)]
+)
+def test_a_relative_effect_over_a_negative_mean_keeps_its_sign(new: float, old: float, value: float) -> None:
+    found = uplift(Moments(100, new, 4.0), Moments(100, old, 1.0))
+    assert found.value == pytest.approx(value)
+    # delta method: 0.04 / old^2 + 0.01 new^2 / old^4
+    assert found.error == pytest.approx(0.04 / old**2 + 0.01 * new**2 / old**4)
+
+
+def test_chance_and_risk_agree_with_growthbook(vectors: Any) -> None:
+    given, expected = vectors["gb-bayes"]["input"], vectors["gb-bayes"]["expected"]
+    found = posterior(uplift(moments_of_counts(*given["b"]), moments_of_counts(*given["a"])))
+    assert found.value == pytest.approx(expected["expected"], abs=2e-5)
+    assert found.error == pytest.approx(expected["se"], abs=2e-5)
+    assert found.chance == pytest.approx(expected["chance_to_win"], abs=2e-5)
+    assert [found.interval.low, found.interval.high] == pytest.approx(expected["ci"], abs=2e-5)
+    assert [found.risk_old, found.risk_new] == pytest.approx(expected["risk"], abs=2e-5)
+
+
+@pytest.mark.parametrize("name", ["srm-0", "srm-2", "srm-4", "srm-6", "srm-8"])
+def test_the_ratio_check_agrees_with_growthbook(vectors: Any, name: str) -> None:
+    case = vectors[name]
+    found = ratio_mismatch_p(case["input"]["users"], case["input"]["weights"])
+    assert found == pytest.approx(case["expected"]["p"], abs=case["tol"])
+
+
+def test_the_ratio_check_counts_no_units_of_an_arm_that_is_missing() -> None:
+    assert ratio_mismatch_p([40], [0.5, 0.5]) == ratio_mismatch_p([40, 0], [0.5, 0.5]) < 0.001
+    assert ratio_mismatch_p([], [0.5, 0.5]) == 1
+
+
+def test_the_beta_binomial_mixture_reaches_its_threshold_where_confseq_has_its_bound(vectors: Any) -> None:
+    bound = vectors["cs-others"]["expected"]["beta_binomial_two_sided_bound"]
+    assert beta_binomial(100, 0.2, 0.8)(bound, 100) == pytest.approx(math.log(1 / 0.05), abs=1e-4)
+
+
+def test_the_scale_of_a_mixture_has_the_value_of_its_reference_implementation() -> None:
+    # confseq's own test (target value of an R implementation)
+    assert mixing_scale(100, 0.05) == pytest.approx(12.60056, abs=1e-5)
+
+
+def test_a_mean_over_units() -> None:
+    # a mean over units with several decisions counts units
+    # 3 of 4 good for one unit, 0 of 1 for the other: mean 3/5. Without the first the mean is 0, without the other 3/4:
+    # the jackknife's variance of the mean is 1/2 (0.6^2 + 0.15^2) = 0.19125, of one unit twice that
+    found = Moments.of_ratio([3, 0], [4, 1])
+    assert (found.n, found.mean) == (2, pytest.approx(0.6))
+    assert found.variance == pytest.approx(0.3825)
+    # a unit that makes all the decisions leaves nothing to judge by
+    assert Moments.of_ratio([3, 0], [4, 0]).variance == math.inf
+    # a mean over units with one decision each is the plain mean
+    values = [0.0, 1.0, 1.0, 0.5]
+    found = Moments.of_ratio(values, [1, 1, 1, 1])
+    assert (found.mean, found.variance) == pytest.approx((np.mean(values), np.var(values, ddof=1)))
+
+
+def test_the_chance_of_two_arms_is_the_normal_one() -> None:
+    # difference 0.1 with standard deviation sqrt(0.01 + 0.02): Phi(0.57735) = 0.7181486
+    assert best_chances([0.4, 0.5], [0.01, 0.02])[1] == pytest.approx(0.7181486, abs=1e-6)
+
+
+def test_a_bandit_leaves_each_arm_its_floor() -> None:
+    assert thompson_shares([0.0, 0.25, 0.75], 0.1) == pytest.approx([0.1, 0.275, 0.625])
+
+
+def test_units_still_needed() -> None:
+    # the units still needed settle the matter and one less does not
+    found = Contrast(0.05, 0.05**2, 400)
+    more = units_needed(found)
+    per_unit = found.error * found.n
+    at = [half_width(per_unit / n, n, 0.05, 1000) for n in (400 + more - 1, 400 + more)]
+    assert at[1] < 0.05 <= at[0]
+    # nobody waits for a difference that is not there
+    assert units_needed(Contrast(0.0, 0.01, 400)) is None
+    assert units_needed(Contrast(1e-6, 0.01, 400)) is None
+
+
+def test_a_proportion_sequence() -> None:
+    # a proportion sequence contains wilsons interval
+    # valid at every look, so wider than the one look's
+    wilson = wilson_interval(30, 100)
+    low, high = proportion_sequence(30, 100)
+    assert wilson.high is not None
+    assert low < wilson.low < wilson.high < high
+    # a proportion sequence reaches the ends
+    assert proportion_sequence(0, 30)[0] == 0.0
+    assert proportion_sequence(30, 30)[1] == 1.0
+    assert proportion_sequence(0, 0) == (0.0, 1.0)
+    # one side alone is closer
+    found = difference(Moments(500, 0.6, 0.24), Moments(500, 0.5, 0.25))
+    assert always_valid(found).low < always_valid_low(found) < found.value
+
+
+def test_a_proportion_sequence_covers_under_peeking() -> None:
+    random = np.random.default_rng(5)
+    missed = 0
+    for _ in range(60):
+        walk = np.cumsum(random.random(600) < 0.3)
+        looks = (proportion_sequence(int(walk[n - 1]), n, n_opt=300) for n in range(50, 601, 50))
+        missed += any(not low <= 0.3 <= high for low, high in looks)
+    assert missed <= 7  # 5 % of 60 is 3; more than 7 has a chance of 1 in 100
+
+
+def test_peeking_finds_real_differences_alone() -> None:
+    # equal arms rarely differ however often one looks
+    # 2,000 experiments, a look every 10 decisions: the long form is benchmarks/experiments.py
+    assert peeking(experiments=2000, decisions=1000, share=0.3, gain=0.0, seed=1).alarms <= 0.05
+    # a real difference is found
+    assert peeking(experiments=200, decisions=2000, share=0.3, gain=0.15, seed=1).alarms > 0.95

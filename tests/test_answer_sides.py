@@ -1,7 +1,5 @@
 """Comparisons with recorded answers: which evidence applies, how many answers of each side are right, the gate."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from random import Random
@@ -23,6 +21,7 @@ from rl.training.evaluate import evaluate_policy
 from rl.training.result import TrainingRefused
 from rl.training.sides import LinearSide, RecordedSide, kinds_scored
 from tests.support.linear import BOT, QUEUES, asked, tickets, weighted
+from tests.support.registry_rows import policy_of
 from tests.support.split_prompts import stand
 
 AGENT = dataclasses.replace(BOT, answers=("a", "b"))
@@ -41,9 +40,6 @@ def recorded(rows: Any, answer: str = "a") -> RecordedSide:
 
 def known(count: int) -> list[dict[str, Any]]:
     return [prompt(n, right=["a" if n % 2 else "b"], wrong=[]) for n in range(count)]
-
-
-# --- One evaluation -----------------------------------------------------------------------------------------
 
 
 def test_recorded_answers_are_judged_on_known_answers() -> None:
@@ -121,9 +117,12 @@ def test_what_nobody_judged_of_a_policy_is_no_loss_of_reward() -> None:
         ({"incumbent": recorded(known(10))}, {"policy": (10, 10), "incumbent": (5, 10)}),
         ({"incumbent": recorded(known(4))}, {"policy": (10, 10), "incumbent": (2, 4)}),
         ({"incumbent": recorded([])}, {"policy": (10, 10)}),
-        ({"against": recorded(known(10), "b"), "incumbent": "against"}, {"policy": (10, 10), "incumbent": (5, 10)}),
+        (
+            {"against": recorded(known(10), "b"), "incumbent": "against"},
+            {"policy": (10, 10), "incumbent": (5, 10)},
+        ),
     ],
-)  # fmt: skip
+)
 def test_right_answers_are_counted_of_each_side(beside: dict[str, Any], right: dict[str, Any]) -> None:
     found = evaluate_policy(SIDE, agent=AGENT, others={KNOWN: known(10)}, needed=5, **beside)
     counts = {side: (round(one["value"] * one["n"]), one["n"]) for side, one in found["right"].items()}
@@ -134,11 +133,7 @@ def test_right_answers_are_counted_of_each_side(beside: dict[str, Any], right: d
 def test_without_a_known_answer_none_is_counted() -> None:
     rows = [prompt(n) for n in range(6)]
     checks = {REWARDS: lambda rows, answers: [0.5] * len(answers)}
-    found = evaluate_policy(SIDE, agent=AGENT, others={REWARDS: rows}, checks=checks)
-    assert found["right"] == {}
-
-
-# --- From an app's decisions to the gate ----------------------------------------------------------------------
+    assert evaluate_policy(SIDE, agent=AGENT, others={REWARDS: rows}, checks=checks)["right"] == {}
 
 
 @pytest.fixture
@@ -159,10 +154,7 @@ def trained(db: None) -> Policy:
 
 @pytest.mark.campaign
 @pytest.mark.training
-def test_the_app_is_the_first_opponent_and_all_three_sides_are_reported(
-    trained: Policy, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert trained.parent is not None
+def test_three_sides_are_reported(trained: Policy, capsys: pytest.CaptureFixture[str]) -> None:
     assert (trained.parent.name, trained.parent.kind) == ("tickets-app", "recorded")
     assert gate_evidence.rival_name(trained) == "tickets-app"
     call_command("evaluate_model", policy=trained.name, compare="incumbent", json=True)
@@ -174,7 +166,6 @@ def test_the_app_is_the_first_opponent_and_all_three_sides_are_reported(
     assert len({side["n"] for side in right.values()}) == 1
     assert right["policy"]["value"] > right["incumbent"]["value"] > 0.4
     report = gate_evidence.policy_judge(trained)
-    assert report is not None
     outcomes = {verdict.rule: verdict.outcome for verdict in report.verdicts}
     assert (report.against, outcomes["accuracy"]) == ("tickets-app", "passed")
     assert report.passed, report.reason
@@ -205,13 +196,8 @@ def test_an_incumbent_without_an_answer_to_these_prompts_is_refused(ratchet_home
         rating_submit(decision=row, rater="ada", thumb="up" if number % 2 else "down")
     Policy.objects.create(name="gone", kind="recorded", agent="tickets", recorded_as="gone", stage="champion")
     folder = weighted().save(ratchet_home / "policies" / "one").parent
-    policy = Policy.objects.create(
-        name="one",
-        kind="linear",
-        agent="tickets",
-        adapter_path=str(folder),
-        adapter_sha256="",
-        feedback_count=0,
+    policy = policy_of(
+        "one", "candidate", "tickets", kind="linear", adapter_path=str(folder), adapter_sha256=""
     )
     with pytest.raises(EvaluationRefused, match="policy retire gone"):
         evaluate(EvaluationOrder(policy=policy.name, compare="incumbent"))
@@ -220,13 +206,8 @@ def test_an_incumbent_without_an_answer_to_these_prompts_is_refused(ratchet_home
 @pytest.mark.django_db
 def test_an_agent_without_an_incumbent_says_so(ratchet_home: Any) -> None:
     folder = weighted().save(ratchet_home / "policies" / "one").parent
-    policy = Policy.objects.create(
-        name="one",
-        kind="linear",
-        agent="tickets",
-        adapter_path=str(folder),
-        adapter_sha256="",
-        feedback_count=0,
+    policy = policy_of(
+        "one", "candidate", "tickets", kind="linear", adapter_path=str(folder), adapter_sha256=""
     )
     with pytest.raises(EvaluationRefused, match="no incumbent"):
         evaluate(EvaluationOrder(policy=policy.name, compare="incumbent"))

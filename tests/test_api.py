@@ -1,7 +1,5 @@
 """REST: recording decisions one at a time and in lists, finding and reading them."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -12,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from backend.rest import pages
-from feedback.models import AgentSettings, Decision, prompt_hash
+from feedback.models import AgentSettings, Decision, Rating, prompt_hash
 from feedback.services import decision_record, rating_submit
 from feedback.storage.sampling import is_collected
 from tests.support.api_client import ApiClient, decision_body, error_of
@@ -58,9 +56,11 @@ def test_a_decision_is_recorded_as_it_was_sent(app: ApiClient) -> None:
     assert row.source == "app"
 
 
-def test_one_text_is_one_turn_of_the_user(app: ApiClient) -> None:
-    shown = app.post("/api/decisions/", decision_body(messages="Where?")).json()
-    assert shown["messages"] == [{"role": "user", "content": "Where?"}]
+def test_one_text_is_one_turn_of_the_user_and_null_says_nothing(app: ApiClient) -> None:
+    nothing = dict.fromkeys(("id", "state", "policy", "propensity", "tags", "metadata", "created_at"))
+    response = app.post("/api/decisions/", decision_body(messages="Where?", **nothing))
+    expected = (201, [{"role": "user", "content": "Where?"}])
+    assert (response.status_code, response.json()["messages"]) == expected
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "stock", "arguments": '{"sku": 4}'}}
@@ -71,17 +71,21 @@ CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     ("response", "text", "metadata", "reasoning"),
     [
         (CALLING, [{**CALLING, "content": ""}], {"response_is": "messages"}, ""),
-        ([{**CALLING, "reasoning_content": "Look."}, {"role": "tool", "tool_call_id": "c1", "content": "3"}],
-         [{**CALLING, "content": ""}, {"role": "tool", "content": "3", "tool_call_id": "c1"}],
-         {"response_is": "messages"}, "Look."),
+        (
+            [
+                {**CALLING, "reasoning_content": "Look."},
+                {"role": "tool", "tool_call_id": "c1", "content": "3"},
+            ],
+            [{**CALLING, "content": ""}, {"role": "tool", "content": "3", "tool_call_id": "c1"}],
+            {"response_is": "messages"},
+            "Look.",
+        ),
         ({"role": "assistant", "content": [{"type": "text", "text": "Hi."}]}, "Hi.", {}, ""),
         ({"role": "assistant", "content": None, "refusal": "No."}, "No.", {"refusal": True}, ""),
         ({"role": "assistant", "content": None}, "", {}, ""),
     ],
-)  # fmt: skip
-def test_a_response_may_be_messages(
-    app: ApiClient, response: Any, text: Any, metadata: dict[str, Any], reasoning: str
-) -> None:
+)
+def test_messages(app: ApiClient, response: Any, text: Any, metadata: dict[str, Any], reasoning: str) -> None:
     sent = {"agent": "support-bot", "messages": "4?", "response": response, "id": str(uuid.uuid4())}
     assert app.post("/api/decisions/", sent).status_code == 201
     row = Decision.objects.get()
@@ -90,40 +94,17 @@ def test_a_response_may_be_messages(
     assert app.post("/api/decisions/", sent).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "response",
-    [[], [5], {"role": "user", "content": "x"}, {"a": 1}, {"role": "assistant", "tool_calls": [5]}],
-)
-def test_a_response_that_is_no_answer_is_refused(app: ApiClient, response: Any) -> None:
-    answer = app.post("/api/decisions/", {"agent": "support-bot", "messages": "4?", "response": response})
-    assert (answer.status_code, list(error_of(answer)["fields"])) == (400, ["response"])
-
-
-def test_null_says_nothing(app: ApiClient) -> None:
-    nothing = dict.fromkeys(("id", "state", "policy", "propensity", "tags", "metadata", "created_at"))
-    assert app.post("/api/decisions/", decision_body(**nothing)).status_code == 201
-
-
-def test_a_retry_gets_the_first_answer_and_stores_nothing(app: ApiClient) -> None:
+def test_a_retry_gets_the_first_answer_and_another_body_is_a_conflict(app: ApiClient) -> None:
     body = decision_body(id=str(uuid.uuid4()))
     first, again = app.post("/api/decisions/", body), app.post("/api/decisions/", body)
     assert (first.status_code, again.status_code) == (201, 200)
     assert again.json() == first.json()
-    assert Decision.objects.count() == 1
-
-
-def test_another_body_under_the_same_id_is_a_conflict(app: ApiClient) -> None:
-    body = decision_body(id=str(uuid.uuid4()))
-    app.post("/api/decisions/", body)
     response = app.post("/api/decisions/", {**body, "response": "Lost."})
-    assert response.status_code == 409
-    assert error_of(response)["code"] == "conflict"
+    assert (response.status_code, error_of(response)["code"]) == (409, "conflict")
     assert Decision.objects.get().response == "On its way."
 
 
-def test_recording_costs_an_insert_alone_where_nothing_was_erased(
-    app: ApiClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_costs_one_insert_alone(app: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedback.storage.tombstones.ABSENCE_S", 3600.0)
     app.post("/api/decisions/", decision_body())
     with CaptureQueriesContext(connection) as queries:
@@ -131,66 +112,45 @@ def test_recording_costs_an_insert_alone_where_nothing_was_erased(
     assert [q["sql"].split()[0] for q in queries if "SAVEPOINT" not in q["sql"]] == ["INSERT"]
 
 
-# --- What is refused --------------------------------------------------------------------------------------
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"agent": "Support Bot"}, "agent"),
-    ({"agent": 7}, "agent"),
-    ({"agent": None}, "agent"),
-    ({"agent": "x" * 65}, "agent"),
-    ({"messages": []}, "messages"),
-    ({"messages": [{}]}, "messages"),
-    ({"messages": [123]}, "messages"),
-    ({"messages": [{"role": 1, "content": "x"}]}, "messages"),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages"),
-    ({"messages": {"role": "user"}}, "messages"),
-    ({"messages": "a\x00b"}, "messages"),
-    ({"messages": "\ud800"}, "messages"),
-    ({"messages": "x" * 1_000_001}, "messages"),
-    ({"response": 5}, "response"),
-    ({"response": "\udc00"}, "response"),
-    ({"response": "a\x00b"}, "response"),
-    ({"id": "7"}, "id"),
-    ({"id": 7}, "id"),
-    ({"id": []}, "id"),
-    ({"propensity": 0}, "propensity"),
-    ({"propensity": 1.5}, "propensity"),
-    ({"propensity": True}, "propensity"),
-    ({"propensity": 10**400}, "propensity"),
-    ({"latency_ms": -1}, "latency_ms"),
-    ({"latency_ms": "12"}, "latency_ms"),
-    ({"tokens_in": 1.5}, "tokens_in"),
-    ({"tokens_in": 2**31}, "tokens_in"),
-    ({"tokens_out": -1}, "tokens_out"),
-    ({"tags": "polite"}, "tags"),
-    ({"tags": ["x"] * 51}, "tags"),
-    ({"tags": ["\ud800"]}, "tags"),
-    ({"tags": [7]}, "tags"),
-    ({"metadata": []}, "metadata"),
-    ({"metadata": "abc"}, "metadata"),
-    ({"metadata": {"a": "\x00"}}, "metadata"),
-    ({"metadata": {"\udfff": 1}}, "metadata"),
-    ({"state": "\x00"}, "state"),
-    ({"state": "x" * 1_000_001}, "state"),
-    ({"candidates": "a"}, "candidates"),
-    ({"candidates": [7]}, "candidates[0]"),
-    ({"candidates": [{"response": "a", "score": 2}]}, "candidates[0].score"),
-    ({"policy": "x" * 201}, "policy"),
-    ({"created_at": "yesterday"}, "created_at"),
-    ({"created_at": 1700000000}, "created_at"),
-    ({"created_at": "0001-01-01T00:00:00+14:00"}, "created_at"),
-    ({"created_at": "9999-12-31T23:59:59-14:00"}, "created_at"),
-    ({"resposne": "x"}, "resposne"),
-    ({"source": "import"}, "source"),
-    ({"\ud800": 1}, "?"),
-]
+BAD: dict[str, list[Any]] = {
+    "agent": ["Support Bot", 7, None, "x" * 65],
+    "messages": [
+        *([], [{}], [123], [{"role": 1, "content": "x"}], [{"role": "user", "content": 5}], {"role": "user"}),
+        *("a\x00b", "\ud800", "x" * 1_000_001),
+    ],
+    "response": [
+        5,
+        "\udc00",
+        "a\x00b",
+        [],
+        [5],
+        {"role": "user", "content": "x"},
+        {"a": 1},
+        {"role": "assistant", "tool_calls": [5]},
+    ],
+    "id": ["7", 7, []],
+    "propensity": [0, 1.5, True, 10**400],
+    "latency_ms": [-1, "12"],
+    "tokens_in": [1.5, 2**31],
+    "tokens_out": [-1],
+    "tags": ["polite", ["x"] * 51, ["\ud800"], [7]],
+    "metadata": [[], "abc", {"a": "\x00"}, {"\udfff": 1}],
+    "state": ["\x00", "x" * 1_000_001],
+    "candidates": ["a", [7], [{"response": "a", "score": 2}]],
+    "policy": ["x" * 201],
+    "created_at": ["yesterday", 1700000000, "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"],
+    "resposne": ["x"],
+    "source": ["import"],
+}
 
 
-@pytest.mark.parametrize(("change", "field"), BAD, ids=[ascii(change)[:50] for change, _ in BAD])
-def test_a_bad_field_is_refused_by_name(app: ApiClient, change: dict[str, Any], field: str) -> None:
-    response = app.post("/api/decisions/", decision_body(**change))
-    assert response.status_code == 400
-    assert field in error_of(response)["fields"]
+@pytest.mark.parametrize("field", BAD)
+def test_a_bad_field_is_refused_by_name(app: ApiClient, field: str) -> None:
+    for value in BAD[field]:
+        response = app.post("/api/decisions/", decision_body(**{field: value}))
+        (named,) = error_of(response)["fields"]
+        assert (response.status_code, named.partition("[")[0]) == (400, field), ascii(value)[:50]
+    assert set(error_of(app.post("/api/decisions/", decision_body(**{"\ud800": 1})))["fields"]) == {"?"}
     assert not Decision.objects.exists()
 
 
@@ -204,39 +164,34 @@ def nested(levels: int) -> Any:
 @pytest.mark.parametrize(
     "field", ["state", "metadata", "agent", "messages", "tags", "id", "propensity", "candidates"]
 )
-@pytest.mark.parametrize("levels", [70, 400, 900])
-def test_deep_nesting_is_refused(app: ApiClient, field: str, levels: int) -> None:
-    response = app.post("/api/decisions/", decision_body(**{field: nested(levels)}))
-    assert response.status_code == 400
-    error_of(response)
-
-
-def test_nesting_up_to_the_limit_is_kept_and_read_back(app: ApiClient) -> None:
+def test_deep_nesting_is_refused_and_nesting_up_to_the_limit_read_back(app: ApiClient, field: str) -> None:
+    for levels in (70, 400, 900):
+        response = app.post("/api/decisions/", decision_body(**{field: nested(levels)}))
+        assert response.status_code == 400
+        error_of(response)
     made = app.post("/api/decisions/", decision_body(state=nested(64))).json()
     assert app.get(f"/api/decisions/{made['id']}/").json()["state"] == nested(64)
 
 
-@pytest.mark.parametrize(
-    "typed",
-    ["\\u0000 was typed", "C:\\ud800", "back\\\\slash \\\\u0000", "\u2028 \ufffe \U0001f600", "é" * 10],
-)
-def test_text_that_only_looks_bad_is_kept(app: ApiClient, typed: str) -> None:
-    made = app.post("/api/decisions/", decision_body(messages=typed, metadata={"t": typed})).json()
-    shown = app.get(f"/api/decisions/{made['id']}/").json()
-    assert shown["messages"][0]["content"] == typed
-    assert shown["metadata"] == {"t": typed}
+def test_text_that_only_looks_bad_is_kept(app: ApiClient) -> None:
+    for typed in (
+        "\\u0000 was typed",
+        "C:\\ud800",
+        "back\\\\slash \\\\u0000",
+        "\u2028 \ufffe \U0001f600",
+        "é" * 10,
+    ):
+        made = app.post("/api/decisions/", decision_body(messages=typed, metadata={"t": typed})).json()
+        shown = app.get(f"/api/decisions/{made['id']}/").json()
+        assert (shown["messages"][0]["content"], shown["metadata"]) == (typed, {"t": typed})
 
 
-def test_every_fault_is_named_at_once(app: ApiClient) -> None:
-    error = error_of(app.post("/api/decisions/", decision_body(agent="A", propensity=2, tags="x")))
-    assert set(error["fields"]) == {"agent", "propensity", "tags"}
-
-
-def test_missing_fields_are_named(app: ApiClient) -> None:
-    assert set(error_of(app.post("/api/decisions/", {}))["fields"]) == {"agent", "messages", "response"}
-
-
-# --- Lists ------------------------------------------------------------------------------------------------
+def test_every_fault_and_every_missing_field_is_named_at_once(app: ApiClient) -> None:
+    for body, fields in (
+        (decision_body(agent="A", propensity=2, tags="x"), {"agent", "propensity", "tags"}),
+        ({}, {"agent", "messages", "response"}),
+    ):
+        assert set(error_of(app.post("/api/decisions/", body))["fields"]) == fields
 
 
 def test_each_of_a_list_is_answered_on_its_own(app: ApiClient) -> None:
@@ -264,11 +219,17 @@ def test_each_of_a_list_is_answered_on_its_own(app: ApiClient) -> None:
     assert Decision.objects.get(pk=fresh).response == "First."
 
 
-def test_the_same_list_again_creates_nothing(app: ApiClient) -> None:
-    items = [decision_body(id=str(uuid.uuid4()), response=str(n)) for n in range(40)]
+def test_the_same_list_again_creates_nothing_nor_does_one_of_it_alone(app: ApiClient) -> None:
+    items = [
+        decision_body(
+            id=str(uuid.uuid4()), response=str(n), state={"b": 1, "a": [1.5, None]}, metadata={"ü": "x"}
+        )
+        for n in range(40)
+    ]
     first, again = app.post("/api/decisions/", items), app.post("/api/decisions/", items)
     assert (first.status_code, again.status_code) == (201, 200)
     assert (first.json()["created"], again.json()["created"], again.json()["repeated"]) == (40, 0, 40)
+    assert app.post("/api/decisions/", items[7]).status_code == 200
     assert Decision.objects.count() == 40
 
 
@@ -278,15 +239,6 @@ def test_a_list_of_a_thousand_is_taken_and_one_more_is_not(app: ApiClient) -> No
     assert response.status_code == 400
     assert "1,001" in error_of(response)["message"]
     assert error_of(app.post("/api/decisions/", []))["code"] == "invalid"
-
-
-def test_a_decision_is_the_same_row_sent_alone_or_in_a_list(app: ApiClient) -> None:
-    body = decision_body(id=str(uuid.uuid4()), state={"b": 1, "a": [1.5, None]}, metadata={"ü": "x"})
-    app.post("/api/decisions/", [body])
-    assert app.post("/api/decisions/", body).status_code == 200
-
-
-# --- The share that is kept -------------------------------------------------------------------------------
 
 
 def test_the_share_kept_is_a_function_of_the_id(app: ApiClient) -> None:
@@ -341,9 +293,6 @@ def test_wanted_ratings_follow_the_agents_settings(app: ApiClient) -> None:
     assert 25 < wanted.count(5) < 75  # five standard deviations of a half of 100
 
 
-# --- Finding and reading ----------------------------------------------------------------------------------
-
-
 def record(n: int, **more: Any) -> Decision:
     at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=n)
     row: Decision = decision_record(
@@ -356,6 +305,25 @@ def found(app: ApiClient, **query: Any) -> list[str]:
     response = app.get("/api/decisions/", **query)
     assert response.status_code == 200, response.content
     return [row["response"] for row in response.json()["results"]]
+
+
+def walk(app: ApiClient, url: str, direction: str = "next") -> tuple[list[list[str]], str]:
+    """Responses of each page from an address on, and the address of the page before the last one."""
+    answers, before = [], ""
+    while url:
+        page = app.client.get(url).json()
+        answers.append([row["response"] for row in page["results"]])
+        url, before = page[direction], page["previous"]
+    return answers, before
+
+
+def test_pages_hold_every_row_once_though_all_have_one_time(app: ApiClient) -> None:
+    for n in range(25):
+        record(n, created_at=datetime(2026, 1, 1, tzinfo=UTC))
+    answers, before = walk(app, "/api/decisions/?page_size=4")
+    assert [len(page) for page in answers] == [4, 4, 4, 4, 4, 4, 1]
+    assert len({name for page in answers for name in page}) == 25
+    assert walk(app, before, "previous")[0] == answers[-2::-1]
 
 
 def test_filters_narrow_the_list(app: ApiClient) -> None:
@@ -382,89 +350,44 @@ def test_text_is_found_in_prompts_in_any_script(app: ApiClient) -> None:
     assert found(app, q="どこ") == ["answer 2"]
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"agent": "Not A Slug"},
-        {"rated": "maybe"},
-        {"since": "yesterday"},
-        {"since": "2026-13-01"},
-        {"q": "a\x00b"},
-        {"page_size": "0"},
-        {"page_size": "1001"},
-        {"page_size": "-5"},
-        {"page_size": "1e2"},
-        {"page_size": "٣"},
-        {"cursor": "nonsense"},
-        {"cursor": "W10"},
-        {"cursor": "ü"},
-        {"agnet": "a"},
-        {"page_size": ["x", "5"]},
-        {"agent": ["a", "b"]},
-    ],
-    ids=str,
-)
-def test_a_bad_parameter_is_refused_by_name(app: ApiClient, query: dict[str, Any]) -> None:
-    response = app.get("/api/decisions/", **query)
-    assert response.status_code == 400
-    assert set(error_of(response)["fields"]) == set(query)
+BAD_PARAMETERS: dict[str, list[Any]] = {
+    "agent": ["Not A Slug", ["a", "b"]],
+    "rated": ["maybe"],
+    "since": ["yesterday", "2026-13-01"],
+    "q": ["a\x00b"],
+    "page_size": ["0", "1001", "-5", "1e2", "٣", ["x", "5"]],
+    "cursor": ["nonsense", "W10", "ü"],
+    "agnet": ["a"],
+}
 
 
-def test_pages_hold_every_row_once_though_all_have_one_time(app: ApiClient) -> None:
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    for n in range(25):
-        record(n, created_at=at)
-    answers, url = [], "/api/decisions/?page_size=4"
-    while url:
-        page = app.client.get(url).json()
-        answers.append([row["response"] for row in page["results"]])
-        url, before = page["next"], page["previous"]
-    assert [len(page) for page in answers] == [4, 4, 4, 4, 4, 4, 1]
-    assert len({name for page in answers for name in page}) == 25
-    back = []
-    while before:
-        page = app.client.get(before).json()
-        back.insert(0, [row["response"] for row in page["results"]])
-        before = page["previous"]
-    assert back == answers[:-1]
+def test_a_bad_parameter_is_refused_by_name(app: ApiClient) -> None:
+    for name, values in BAD_PARAMETERS.items():
+        for value in values:
+            response = app.get("/api/decisions/", **{name: value})
+            assert (response.status_code, set(error_of(response)["fields"])) == (400, {name}), value
 
 
-def test_what_no_index_knows_is_looked_for_a_bounded_way_at_a_time(
-    app: ApiClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_index_knows_is_looked_for_in_parts(app: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "LOOK", 3)
     for n in range(10):
         record(n, messages="needle" if n in (0, 1, 8) else "hay")
-    answers, url = [], "/api/decisions/?q=NEEDLE&page_size=2"
-    while url:
-        page = app.client.get(url).json()
-        answers.append([row["response"] for row in page["results"]])
-        url, before = page["next"], page["previous"]
+    answers, before = walk(app, "/api/decisions/?q=NEEDLE&page_size=2")
     # 9 to 7, 6 to 4, 3 to 1 and 0 were looked through
     assert answers == [["answer 8"], [], ["answer 1"], ["answer 0"]]
-    back = []
-    while before:
-        page = app.client.get(before).json()
-        back += [row["response"] for row in page["results"]]
-        before = page["previous"]
-    assert back == ["answer 1", "answer 8"]
+    back = walk(app, before, "previous")[0]
+    assert [answer for page in back for answer in page] == ["answer 1", "answer 8"]
 
 
-def test_rows_that_arrive_between_pages_shift_nothing(app: ApiClient) -> None:
+def test_rows_that_arrive_between_pages_shift_nothing_and_filters_stay(app: ApiClient) -> None:
     for n in range(6):
         record(n)
-    first = app.get("/api/decisions/", page_size=3).json()
+        record(n, agent="b", response="elsewhere")
+    first = app.get("/api/decisions/", page_size=3, agent="a").json()
     record(99)
     second = app.client.get(first["next"]).json()
     assert [row["response"] for row in second["results"]] == ["answer 2", "answer 1", "answer 0"]
     assert second["next"] is None
-
-
-def test_filters_stay_on_the_next_page(app: ApiClient) -> None:
-    for n in range(4):
-        record(n, agent="a" if n % 2 else "b")
-    first = app.get("/api/decisions/", agent="a", page_size=1).json()
-    assert [row["response"] for row in app.client.get(first["next"]).json()["results"]] == ["answer 1"]
 
 
 def test_a_decision_is_read_with_what_stands_of_it(app: ApiClient) -> None:
@@ -476,12 +399,8 @@ def test_a_decision_is_read_with_what_stands_of_it(app: ApiClient) -> None:
     assert [(r["rater"], r["thumb"], r["tags"]) for r in shown["ratings"]] == [("ada", "down", ["rude"])]
     assert [(o["name"], o["value"]) for o in shown["outcomes"]] == [("reopened", 1.0)]
     assert shown["ratings_human"] == 1
-
-
-def test_an_unknown_decision_is_not_found(app: ApiClient) -> None:
-    response = app.get(f"/api/decisions/{uuid.uuid4()}/")
-    assert response.status_code == 404
-    assert error_of(response)["code"] == "not_found"
+    missing = app.get(f"/api/decisions/{uuid.uuid4()}/")
+    assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
 
 
 def test_lists_do_not_ask_per_row(app: ApiClient) -> None:
@@ -492,3 +411,36 @@ def test_lists_do_not_ask_per_row(app: ApiClient) -> None:
         assert len(json.loads(app.get("/api/decisions/", rated="false").content)["results"]) == 10
     # how far back it looks, and the rows
     assert len(queries) == 2
+
+
+@pytest.mark.django_db
+def test_a_decision_is_recorded_in_the_words_that_files_use() -> None:
+    client = ApiClient("ingest", "rate")
+    sent = {"id": str(uuid.uuid4()), "agent": "support-bot", "prompt": "Where?", "response": "Here."}
+    sent |= {"thumb": "up"}
+    for status in (201, 200):  # sent again, it is the same decision and the same rating
+        assert client.post("/api/decisions/", sent).status_code == status
+    row = Decision.objects.get()
+    assert row.messages == [{"role": "user", "content": "Where?"}]
+    assert [(rating.thumb, rating.rater) for rating in row.ratings.all()] == [("up", "key-ingest-rate")]
+    listed = [{**sent, "id": str(uuid.uuid4()), "thumb": thumb} for thumb in ("down", "sideways", None)]
+    answer = client.post("/api/decisions/", listed)
+    assert [result["status"] for result in answer.json()["results"]] == [201, 400, 201]
+    assert Rating.objects.count() == 2
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("more", "status", "field"),
+    [
+        ({"thumb": "sideways"}, 400, "thumb"),
+        ({"messages": "q"}, 400, "prompt"),
+        ({"thumb": "up"}, 403, "thumb"),
+    ],
+)
+def test_words_that_do_not_fit_store_nothing(more: dict[str, str], status: int, field: str) -> None:
+    client = ApiClient("ingest") if status == 403 else ApiClient("ingest", "rate")
+    answer = client.post("/api/decisions/", {"agent": "support-bot", "prompt": "q", "response": "r", **more})
+    assert answer.status_code == status
+    assert list(answer.json()["error"]["fields"]) == [field]
+    assert not Decision.objects.exists()

@@ -4,8 +4,6 @@ A model in Python says what each answer and what the tables must be: counts agre
 and what was forgotten comes back by no retry, replay or file.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -111,15 +109,18 @@ def test_what_was_forgotten_undone_and_withdrawn_stays_so(machine: type[Requests
 
 
 @pytest.mark.slow
-def test_any_order_of_requests(
-    machine: type[Requests], record_property: Callable[[str, object], None]
-) -> None:
+def test_any_order_is_taken(machine: type[Requests], record_property: Callable[[str, object], None]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=STEPS, derandomize=not CAMPAIGN, deadline=None, database=None,
-            suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            derandomize=not CAMPAIGN,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
         ),
-    )  # fmt: skip
+    )
     record_property("tried", machine.tried.total())
     assert {"POST 201", "POST 200", "POST 409", "GET 200"} <= set(machine.tried), machine.tried

@@ -1,7 +1,6 @@
 """Compressed files and archives: read as what they hold, within bounds; what is no feedback is refused by name."""
 
-from __future__ import annotations
-
+import csv
 import gzip
 import io
 import json
@@ -15,7 +14,7 @@ import pytest
 from backports import zstd
 
 from feedback.transfer import formats
-from feedback.transfer.formats import compression, files
+from feedback.transfer.formats import ColumnMap, compression, files, tables
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.records import (
     FormatRefused,
@@ -23,8 +22,11 @@ from feedback.transfer.formats.records import (
     ImportedDecision,
     Row,
     RowRefused,
+    RowSkipped,
 )
-from tests.support.formats import HERE
+from tests.support.figures import figures_of
+from tests.support.formats import ASKED, BAD, GOOD, HERE, ODD, QUESTION, places, put, written
+from tests.support.table_files import kinds, rated_rows, text
 
 LINES = b'{"prompt": "q", "response": "a", "rating": 5}\n{"prompt": "r", "response": "b", "rating": 1}\n'
 TABLE = b"prompt,response,rating\nq,a,5\nr,b,1\n"
@@ -53,28 +55,24 @@ def stars(path: Path) -> list[int | None]:
     ],
 )
 @pytest.mark.parametrize("ending", ["", ".packed"])
-def test_gzip_and_zstandard_are_read_whatever_the_file_is_called(
-    pack: Any, name: str, content: bytes | None, ending: str, tmp_path: Path
-) -> None:
+def test_compressed_is_read(pack: Any, name: str, content: bytes | None, ending: str, tmp_path: Path) -> None:
     path = tmp_path / (name + (ending or (".gz" if pack is gzip.compress else ".zst")))
     path.write_bytes(pack((HERE / name).read_bytes() if content is None else content))
     assert stars(path) == [5, 1]
 
 
-def test_a_damaged_zstandard_file_is_refused(tmp_path: Path) -> None:
-    whole = zstd.compress(LINES * 1000)
-    (tmp_path / "x.jsonl.zst").write_bytes(whole[:-20])
+def test_a_damaged_file_and_a_bomb_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.jsonl.zst").write_bytes(zstd.compress(LINES * 1000)[:-20])
     with pytest.raises(FormatRefused, match="damaged or cut short"):
         list(rows(tmp_path / "x.jsonl.zst"))
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
-def test_a_bomb_is_given_up(pack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "FREE", 1 << 20)
-    path = tmp_path / "bomb.jsonl"
-    path.write_bytes(pack(b"\n" * (8 << 20)))
+    for pack in (gzip.compress, zstd.compress):
+        path = tmp_path / "bomb.jsonl"
+        path.write_bytes(pack(b"\n" * (8 << 20)))
+        with pytest.raises(FormatRefused, match="unpacks to more than"):
+            list(rows(path))
     with pytest.raises(FormatRefused, match="unpacks to more than"):
-        list(rows(path))
+        formats.detect(zipped(tmp_path / "bomb.zip", {f"{n}.jsonl": b" " * (1 << 20) for n in range(4)}))
 
 
 def test_4_million_bad_lines_are_given_up_early(tmp_path: Path) -> None:
@@ -106,11 +104,8 @@ def test_every_file_of_an_archive_is_a_file(tmp_path: Path) -> None:
         },
     )
     with formats.readings(path) as found:
-        assert [(file.name.removeprefix(f"{path}/"), file.format.name) for file in found] == [
-            ("a.csv", "table"),
-            ("b/t.jsonl.gz", "table"),
-            ("pairs.parquet", "table"),
-        ]
+        expected = [("a.csv", "table"), ("b/t.jsonl.gz", "table"), ("pairs.parquet", "table")]
+        assert [(file.name.removeprefix(f"{path}/"), file.format.name) for file in found] == expected
         folder = found[0].path.parent
         assert folder.exists()
     assert not folder.exists()
@@ -161,26 +156,21 @@ def test_a_fault_in_a_member_names_the_member_not_its_temporary_place(tmp_path: 
     assert "ratchet-import-" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("../t.csv", "leads out of the archive"),
-        ("/etc/t.csv", "leads out of the archive"),
-        ("C:\\t.csv", "leads out of the archive"),
-        ("a/../../t.csv", "leads out of the archive"),
-        ("inner.zip", "an archive within an archive"),
-        ("inner.tar.gz", "an archive within an archive"),
-        ("policy.pkl", "a pickle is never read"),
-        ("archive/data.pkl", "a pickle is never read"),
-        ("model.bin", "a pickle is never read"),
-        ("letter.txt", r"expected a file that ends in .json, .*found letter.txt"),
-        ("[Content_Types].xml", "save the sheet as CSV"),
-        ("x" * 300 + ".csv", "cannot be unpacked"),
-    ],
-)
-def test_what_no_archive_of_feedback_holds_is_refused_by_name(name: str, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(FormatRefused, match=reason):
-        list(formats.read(zipped(tmp_path / "x.zip", {name: TABLE})))
+OUT, WITHIN, PICKLE = "leads out", "an archive within", "a pickle"
+NOT_FEEDBACK = {
+    **dict.fromkeys(("../t.csv", "/etc/t.csv", "C:\\t.csv", "a/../../t.csv"), OUT),
+    **dict.fromkeys(("inner.zip", "inner.tar.gz"), WITHIN),
+    **dict.fromkeys(("policy.pkl", "archive/data.pkl", "model.bin"), PICKLE),
+    "letter.txt": "found letter.txt",
+    "[Content_Types].xml": "as CSV",
+    "x" * 300 + ".csv": "cannot be unpacked",
+}
+
+
+def test_what_no_archive_of_feedback_holds_is_refused_by_name(tmp_path: Path) -> None:
+    for name, reason in NOT_FEEDBACK.items():
+        with pytest.raises(FormatRefused, match=reason):
+            list(formats.read(zipped(tmp_path / "x.zip", {name: TABLE})))
 
 
 def test_links_encryption_doubles_and_crowds_are_refused(tmp_path: Path) -> None:
@@ -204,14 +194,6 @@ def test_links_encryption_doubles_and_crowds_are_refused(tmp_path: Path) -> None
         formats.detect(tmp_path / "lock.zip")
 
 
-def test_a_zip_bomb_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    monkeypatch.setattr(compression, "FREE", 1 << 20)
-    path = zipped(tmp_path / "bomb.zip", {f"{n}.jsonl": b" " * (1 << 20) for n in range(4)})
-    with pytest.raises(FormatRefused, match="unpacks to more than"):
-        formats.detect(path)
-
-
 def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
     whole = zipped(tmp_path / "x.zip", {"t.csv": TABLE * 100}).read_bytes()
     for cut in (whole[: len(whole) // 2], whole[:40] + b"\0" * 20 + whole[60:]):
@@ -220,40 +202,27 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
             formats.detect(tmp_path / "x.zip")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("x.pkl", pickle.dumps({"prompt": "q"}), "a pickle is never read"),
-        ("x.pt", b"anything", "a pickle is never read"),
-        ("x.json", pickle.dumps({"prompt": "q"}), "a pickle is never read"),
-        ("x.bin", pickle.dumps([1]), "a pickle is never read"),
-        ("x.jsonl.gz", gzip.compress(pickle.dumps([1]), mtime=0), "a pickle is never read"),
-        ("x.safetensors", b"\0", "weights, not feedback"),
-        ("x.arrow", b"ARROW1\0\0", "save it as Parquet"),
-        ("x.db", b"SQLite format 3\0", "a SQLite database is not read"),
-        ("x.csv.bz2", b"BZh91AY&SY", "bzip2 is not read"),
-        (
-            "x.csv.gz",
-            gzip.compress(gzip.compress(TABLE, mtime=0), mtime=0),
-            "an archive within a compressed file",
-        ),
-    ],
-)
-def test_files_of_other_kinds_are_refused_by_name(
-    name: str, content: bytes, reason: str, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(FormatRefused, match=reason):
-        formats.detect(tmp_path / name)
-
-
-def test_a_tar_is_refused_by_name(tmp_path: Path) -> None:
+def test_files_of_other_kinds_are_refused_by_name(tmp_path: Path) -> None:
+    pickled = pickle.dumps({"prompt": "q"})
+    others = {
+        **dict.fromkeys(("x.pkl", "x.json", "x.bin"), (pickled, PICKLE)),
+        "x.pt": (b"anything", PICKLE),
+        "x.jsonl.gz": (gzip.compress(pickled, mtime=0), PICKLE),
+        "x.safetensors": (b"\0", "weights"),
+        "x.arrow": (b"ARROW1\0\0", "Parquet"),
+        "x.db": (b"SQLite format 3\0", "SQLite"),
+        "x.csv.bz2": (b"BZh91AY&SY", "bzip2"),
+        "x.csv.gz": (gzip.compress(gzip.compress(TABLE, mtime=0), mtime=0), WITHIN),
+    }
     with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
         info = tarfile.TarInfo("t.csv")
         info.size = len(TABLE)
         archive.addfile(info, io.BytesIO(TABLE))
-    with pytest.raises(FormatRefused, match="an archive within a compressed file"):
-        formats.detect(tmp_path / "x.tar.gz")
+    others["x.tar.gz"] = ((tmp_path / "x.tar.gz").read_bytes(), WITHIN)
+    for name, (content, reason) in others.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(FormatRefused, match=reason):
+            formats.detect(tmp_path / name)
 
 
 def test_parquet_without_pyarrow_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,3 +274,152 @@ def test_a_row_without_end_is_given_up_when_unpacked(tmp_path: Path, monkeypatch
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "' + b"x" * (1 << 20)))
     with pytest.raises(FormatRefused, match="longer than"):
         list(rows(tmp_path / "x.jsonl.gz"))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_delimiters_and_newlines(delimiter: str, newline: str, encoding: str, tmp_path: Path) -> None:
+    out = io.StringIO(newline="")
+    sheet = csv.writer(out, delimiter=delimiter, lineterminator=newline)
+    sheet.writerows(
+        [["prompt", "response", "rating"], [f'a{delimiter} "b"{newline}c, d;', "ü", "5"], ["q", "r", "1"]]
+    )
+    first, second = rows(text(tmp_path / "t.csv", out.getvalue(), encoding))
+    assert first == Row(2, {"prompt": f'a{delimiter} "b"{newline}c, d;', "response": "ü", "rating": "5"})
+    assert second == Row(4, {"prompt": "q", "response": "r", "rating": "1"})
+
+
+def test_formats_of_texts_alone_are_read_from_csv_too(tmp_path: Path) -> None:
+    path = text(tmp_path / "pairs.csv", f'prompt,chosen,rejected\n{QUESTION},"{GOOD}",{BAD}\n')
+    assert formats.detect(path) == "trl"
+    (record,) = formats.read(path)
+    assert isinstance(record, ImportedComparison)
+    labels = text(tmp_path / "kto.csv", f"prompt,completion,label\n{QUESTION},x,True\n{QUESTION},y,0\n")
+    assert formats.detect(labels) == "trl"
+    assert rated_rows(labels) == ["up", "down"]
+    turns = json.dumps([*ASKED, {"role": "assistant", "content": GOOD}]).replace('"', '""')
+    assert formats.detect(text(tmp_path / "chats.csv", f'messages\n"{turns}"\n')) == "openai"
+
+
+def test_cells_that_cannot_be_rows_are_refused_and_the_next_read(tmp_path: Path) -> None:
+    found = list(rows(text(tmp_path / "t.csv", 'prompt,response\na,b\nc,d,e\nf\n\n"g" h,i\nj,k\n')))
+    expected = [{"prompt": "a", "response": "b"}, {"prompt": "j", "response": "k"}]
+    assert [row.value for row in found if isinstance(row, Row)] == expected
+    refused = [row for row in found if isinstance(row, RowRefused)]
+    assert [row.line for row in refused] == [3, 4, 6]
+    assert [figures_of(row.reason) for row in refused[:2]] == [[2, 3], [2, 1]]
+
+
+def test_a_cell_of_a_spreadsheet_loses_its_apostrophe_and_a_numbers_cell_stays_text(tmp_path: Path) -> None:
+    path = text(tmp_path / "t.csv", "prompt,response,rating\nWhat is 6*7?,42,5\nSum?,'=A1+B1,1\n")
+    first, second = formats.read(path)
+    assert isinstance(first, ImportedDecision)
+    assert isinstance(second, ImportedDecision)
+    assert (first.response, type(first.response)) == ("42", str)
+    assert second.response == "=A1+B1"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("prompt,response,prompt\na,b,c\n", "prompt more than once"),
+        (",".join(f"c{i}" for i in range(2000)) + "\n1\n", "at most 1000 columns, found 2000"),
+        ("\n", "empty file"),
+        (",,\na,b,c\n", "expected a header"),
+        ('prompt,response\nq,"never closed\n', "not CSV"),
+    ],
+)
+def test_a_table_that_cannot_be_read_says_why(content: str, reason: str, tmp_path: Path) -> None:
+    path = text(tmp_path / "t.csv", content)
+    try:
+        found = [row.reason for row in rows(path) if isinstance(row, RowRefused)]
+    except FormatRefused as error:
+        found = [str(error)]
+    assert any(reason in one for one in found), found
+
+
+def test_a_cell_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_CELL", 10_000)
+    path = text(tmp_path / "t.csv", 'prompt,response\nq,"' + "x\n" * 10_000)
+    with pytest.raises(FormatRefused, match="line 2: a cell longer than"):
+        list(rows(path))
+
+
+def test_a_text_file_is_a_table_only_where_its_header_says_so(tmp_path: Path) -> None:
+    assert formats.detect(text(tmp_path / "t.txt", "question;answer;stars\nq;a;5\n")) == "table"
+    with pytest.raises(FormatRefused, match="expected JSON, or a table whose first line names"):
+        formats.detect(text(tmp_path / "u.txt", "Dear all, this is a letter.\nYours\n"))
+
+
+@pytest.mark.parametrize(
+    ("values", "odd"),
+    [(["up", "down"] * 10, "maybe not"), ([1, 0] * 10, "oops"), ([5, 1, 3] * 7, "n.b.")],
+    ids=["words", "numbers", "stars"],
+)
+def test_one_odd_word_costs_its_row_and_not_the_table(tmp_path: Path, values: list[Any], odd: str) -> None:
+    rows = [
+        {"prompt": f"q{i}", "response": "a", "thumb" if odd != "n.b." else "stars": v}
+        for i, v in enumerate([*values, odd])
+    ]
+    found = list(formats.read(written(tmp_path / "r.jsonl", rows)))
+    assert kinds(found) == {"ImportedDecision": len(values), "RowSkipped": 1}
+    assert isinstance(found[-1], RowSkipped)
+    assert found[-1].line == len(rows)
+    assert f"line {len(rows)}: " in found[-1].reason
+    assert odd in found[-1].reason
+
+
+def test_a_column_with_many_odd_words_is_still_refused(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"q{i}", "response": "a", "thumb": v}
+        for i, v in enumerate(["up", "down", "so", "so la la"])
+    ]
+    with pytest.raises(FormatRefused, match="thumb"):
+        list(formats.read(written(tmp_path / "r.jsonl", rows)))
+
+
+def test_a_log_of_choices_lists_the_arms_that_stand_in_it(tmp_path: Path) -> None:
+    """The columns of Open Bandit: the item shown, with which probability, and whether it was clicked."""
+    lines = ["timestamp,item_id,position,click,propensity_score"]
+    lines += [
+        f"2019-11-24 00:0{n}:00+00:00,{item},3,{n % 2},0.25" for n, item in enumerate((14, 9, 2, 14, 9))
+    ]
+    path = text(tmp_path / "men.csv", "\n".join(lines) + "\n")
+    columns = ColumnMap.parse("prompt=position,response=item_id,propensity=propensity_score,reward=click")
+    found = list(formats.read(path, columns=columns))
+    assert [(one.response, one.candidates, one.propensity) for one in found] == [
+        (arm, ["2", "9", "14"], 0.25) for arm in ("14", "9", "2", "14", "9")
+    ]
+    # without a propensity nothing says that the rows are choices
+    plain = list(
+        formats.read(
+            path, columns=ColumnMap.parse("prompt=position,response=item_id,ignore=propensity_score")
+        )
+    )
+    assert {one.candidates for one in plain} == {None}
+
+
+@pytest.mark.slow
+def test_an_odd_value_in_a_table_is_refused_or_read_but_never_crashes(tmp_path: Path) -> None:
+    base = {"prompt": ASKED, "response": GOOD, "rating": 5, "rater": "ann", "created_at": 5, "tags": ["a"]}
+    base |= {"id": "x", "propensity": 0.5, "candidates": [GOOD, BAD], "state": {"a": 1}}
+    pair = {"prompt": QUESTION, "response_a": GOOD, "response_b": BAD, "preferred": "a", "notes": "n"}
+    for row in (base, pair):
+        for place in places(row):
+            for odd in ODD:
+                mutant = put(row, place, odd)
+                path = written(tmp_path / "odd.jsonl", [mutant, row])
+                try:
+                    found = list(formats.read(path, "table"))
+                except FormatRefused:
+                    continue
+                assert len(found) == 2
+                assert not isinstance(found[1], RowRefused), (mutant, found)
+
+
+def test_nearly_nothing_but_refused_rows_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_REFUSED", 100)
+    path = text(tmp_path / "t.jsonl", '{"prompt": "q", "chosen": "a", "rejected": "b"}\n' + "oops\n" * 5000)
+    with pytest.raises(FormatRefused, match="given up after 101 refused rows of 102"):
+        list(formats.read(path))

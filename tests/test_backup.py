@@ -1,7 +1,6 @@
 """Backups: as of one moment while others write, checked, and put back; SQLite here and PostgreSQL in a cluster."""
 
-from __future__ import annotations
-
+import hashlib
 import json
 import os
 import sqlite3
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from backend.backups import archive
+from backend.backups import archive, databases
 from backend.backups.archive import MANIFEST, BackupRefused, verify
 from feedback.recording.recorder import journal_of, outbox_of
 from tests.support.postgres import fresh_database, postgres_url  # noqa: F401
@@ -33,10 +32,10 @@ def lite(tmp_path: Path, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) ->
         made.execute("CREATE TABLE feedback_decision (id INTEGER PRIMARY KEY, other INTEGER)")
         made.executemany("INSERT INTO feedback_decision VALUES (?, ?)", [(n, n) for n in range(100)])
     made.close()
-    monkeypatch.setattr(archive, "database_file", lambda: file)
+    for module in (archive, databases):
+        monkeypatch.setattr(module, "database_file", lambda: file)
     monkeypatch.setattr(archive, "migration_names", lambda: {"feedback.0001_initial"})
     monkeypatch.setattr(archive, "migrations_applied", lambda: ["feedback.0001_initial"])
-    monkeypatch.setattr(archive, "database_restore", lambda copy, rows: archive._sqlite_restore(copy))
     monkeypatch.setattr(archive, "database_empty", lambda: False)
     return file
 
@@ -48,9 +47,7 @@ def write(home: Path, name: str, data: bytes = b"bytes") -> Path:
     return path
 
 
-def test_what_cannot_be_made_anew_is_taken_and_the_rest_is_not(
-    lite: Path, ratchet_home: Path, tmp_path: Path
-) -> None:
+def test_the_backup_leaves_out_what_is_remade(lite: Path, ratchet_home: Path, tmp_path: Path) -> None:
     kept = [
         "policies/a/v1/adapter.safetensors",
         "snapshots/a/x.jsonl",
@@ -58,8 +55,10 @@ def test_what_cannot_be_made_anew_is_taken_and_the_rest_is_not(
         "secret_key",
         "labels/a/1/m",
     ]
-    left = ["cache/x", "metrics/counts.db", "uploads/y", "serving-exports.log", "spool/decisions/sender.lock",
-            "upstream_key", "before-restore-1/old", "policies/a/.half"]  # fmt: skip
+    left = (
+        "cache/x metrics/counts.db uploads/y serving-exports.log spool/decisions/sender.lock upstream_key "
+        "before-restore-1/old policies/a/.half"
+    ).split()
     for name in kept + left:
         write(ratchet_home, name)
     manifest = archive.backup(tmp_path / "b")
@@ -81,10 +80,8 @@ def test_a_checkpoint_that_a_training_removes_meanwhile_is_left_out(
     vanishes_when_listed(older, monkeypatch)
     manifest = archive.backup(tmp_path / "b")
     assert not older.exists()
-    assert set(manifest.files) == {
-        "home/runs/1/checkpoints/checkpoint-10/complete.json",
-        "database.sqlite3",
-    }
+    expected = {"home/runs/1/checkpoints/checkpoint-10/complete.json", "database.sqlite3"}
+    assert set(manifest.files) == expected
 
 
 def test_a_copy_is_of_one_moment_while_others_write(lite: Path, tmp_path: Path) -> None:
@@ -148,30 +145,120 @@ def test_a_decision_on_its_way_is_in_the_backup(
     assert [record.body["body"]["id"] for record in found] == ["1", "2"]
 
 
+def forge(backup: Path, name: str, data: bytes = b"bytes", **facts: Any) -> None:
+    """A file in the manifest that `backup` did not write, with its true hash."""
+    manifest = json.loads((backup / MANIFEST).read_text())
+    if not (backup / name).is_file():
+        write(backup, name, data)
+    content = (backup / name).read_bytes()
+    manifest["files"][name] = [len(content), hashlib.sha256(content).hexdigest(), 0o600]
+    (backup / MANIFEST).write_text(json.dumps(manifest | facts))
+
+
+def link_folder(backup: Path) -> None:
+    outside = backup.parent / "outside"
+    (backup / "home/policies").rename(outside)
+    (backup / "home/policies").symlink_to(outside)
+
+
+def link_file(backup: Path) -> None:
+    (backup / "home/policies/v1").rename(backup.parent / "v1")
+    (backup / "home/policies/v1").symlink_to(backup.parent / "v1")
+
+
+def forge_without_hash(backup: Path) -> None:
+    manifest = json.loads((backup / MANIFEST).read_text())
+    del manifest["files"]["database.sqlite3"]
+    (backup / MANIFEST).write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize(
     ("damage", "fault"),
     [
+        (lambda b: forge(b, "home/../../x"), "never writes"),
+        (lambda b: forge(b, "home/../x"), "never writes"),
+        (lambda b: forge(b, str(b.parent / "x")), "never writes"),
+        (lambda b: forge(b, "x"), "never writes"),
+        (lambda b: forge(b, "home/upstream_key"), "never writes"),
+        (lambda b: forge(b, "home/before-restore-1/x"), "never writes"),
+        (lambda b: forge(b, "home/.restoring/x"), "never writes"),
+        (link_folder, "is a link"),
+        (link_file, "is a link"),
+        (forge_without_hash, "names the database"),
+        (
+            lambda b: forge(b, "../database.sqlite3", b"SQLite", database="../database.sqlite3"),
+            "names the database",
+        ),
+        (lambda b: forge(b, "home/x", files=[]), "cannot be read"),
+        (lambda b: forge(b, "home/x", rows={"feedback_decision": 99}), "rows, expected 99"),
         (lambda b: write(b, "home/policies/v1", b"bytez"), "is damaged"),
         (lambda b: (b / "home/policies/v1").unlink(), "is missing"),
         (lambda b: (b / MANIFEST).unlink(), "not a complete backup"),
         (lambda b: (b / MANIFEST).write_text("{"), "cannot be read"),
-        (lambda b: (b / MANIFEST).write_text((b / MANIFEST).read_text().replace("home/policies", "../policies")),
-         "outside the backup"),
-        (lambda b: (b / MANIFEST).write_text((b / MANIFEST).read_text().replace("0001_initial", "0099_later")),
-         "newer Ratchet"),
+        (
+            lambda b: (b / MANIFEST).write_text(
+                (b / MANIFEST).read_text().replace("home/policies", "../policies")
+            ),
+            "never writes",
+        ),
+        (
+            lambda b: (b / MANIFEST).write_text(
+                (b / MANIFEST).read_text().replace("0001_initial", "0099_later")
+            ),
+            "newer Ratchet",
+        ),
     ],
-)  # fmt: skip
-def test_a_damaged_backup_is_refused_before_anything_is_touched(
-    lite: Path, ratchet_home: Path, tmp_path: Path, damage: Any, fault: str
-) -> None:
+)
+def test_a_damaged_backup(lite: Path, ratchet_home: Path, tmp_path: Path, damage: Any, fault: str) -> None:
     write(ratchet_home, "policies/v1", b"bytes")
     archive.backup(tmp_path / "b")
     write(ratchet_home, "policies/v1", b"newer")
     damage(tmp_path / "b")
+    before = sorted(ratchet_home.rglob("*"))
     with pytest.raises(BackupRefused, match=fault):
         archive.restore(tmp_path / "b", overwrite=True)
     assert (ratchet_home / "policies/v1").read_bytes() == b"newer"
-    assert not list(ratchet_home.glob("before-restore-*"))
+    assert sorted(ratchet_home.rglob("*")) == before
+
+
+def test_links_and_modes_of_neither_side_are_taken(lite: Path, ratchet_home: Path, tmp_path: Path) -> None:
+    """A link in the data folder is moved aside with the rest, and nothing is written behind it."""
+    write(ratchet_home, "policies/v1")
+    write(ratchet_home, "secret_key")
+    archive.backup(tmp_path / "b")
+    manifest = json.loads((tmp_path / "b" / MANIFEST).read_text())
+    manifest["files"]["home/policies/v1"][2] = 0o4777
+    (tmp_path / "b" / MANIFEST).write_text(json.dumps(manifest))
+    outside = write(tmp_path, "outside/secret_key", b"of another program")
+    for name, to in (("policies", outside.parent), ("secret_key", outside)):
+        (ratchet_home / name).rename(tmp_path / name)
+        (ratchet_home / name).symlink_to(to)
+    archive.restore(tmp_path / "b", overwrite=True)
+    assert (ratchet_home / "policies/v1").stat().st_mode & 0o7777 == 0o755
+    assert (ratchet_home / "secret_key").read_bytes() == b"bytes"
+    assert not (ratchet_home / "policies").is_symlink()
+    assert [path.name for path in outside.parent.iterdir()] == ["secret_key"]
+    assert outside.read_bytes() == b"of another program"
+    assert not (ratchet_home / archive.DRAFT).exists()
+
+
+def test_a_failing_copy_replaces_nothing(
+    lite: Path, ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(ratchet_home, "policies/v1", b"old")
+    archive.backup(tmp_path / "b")
+    write(ratchet_home, "policies/v1", b"new")
+    write(ratchet_home / archive.DRAFT, "home/left", b"by a kill")
+    before = sorted(path for path in ratchet_home.rglob("*") if archive.DRAFT not in path.parts)
+
+    def half(source: Path, to: Path) -> None:
+        to.write_bytes(Path(source).read_bytes()[:1])
+
+    monkeypatch.setattr(archive.shutil, "copyfile", half)
+    with pytest.raises(BackupRefused, match="is damaged"):
+        archive.restore(tmp_path / "b", overwrite=True)
+    assert (ratchet_home / "policies/v1").read_bytes() == b"new"
+    assert sorted(ratchet_home.rglob("*")) == before
 
 
 def test_a_flipped_byte_of_the_database_is_found(lite: Path, tmp_path: Path) -> None:
@@ -185,12 +272,10 @@ def test_a_flipped_byte_of_the_database_is_found(lite: Path, tmp_path: Path) -> 
     raw[16:24] = b"\xff" * 8  # and SQLite's own check would find what the sum does not
     file.write_bytes(raw)
     with pytest.raises(BackupRefused, match="damaged"):
-        archive.database_check(file)
+        databases.database_check(file, {})
 
 
-def test_what_is_there_is_only_replaced_when_asked_and_then_moved_aside(
-    lite: Path, ratchet_home: Path, tmp_path: Path
-) -> None:
+def test_what_is_there_is_moved_aside_when_asked(lite: Path, ratchet_home: Path, tmp_path: Path) -> None:
     write(ratchet_home, "policies/v1", b"old")
     archive.backup(tmp_path / "b")
     write(ratchet_home, "policies/v1", b"new")
@@ -210,9 +295,7 @@ def test_what_is_there_is_only_replaced_when_asked_and_then_moved_aside(
     restored.close()
 
 
-def test_a_full_disk_is_said_before_anything_is_written(
-    lite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_before(lite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(BackupRefused, match="free some, or name a folder on another disk"):
         archive.backup(tmp_path / "b")
@@ -224,8 +307,6 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="not a complete backup"):
         call_command("restore", str(tmp_path), stdout=StringIO())
 
-
-# --- A whole installation, moved ----------------------------------------------------------------------------
 
 MOVE = """
 import json, sys
@@ -254,10 +335,18 @@ print(json.dumps({"decisions": sorted(str(d.pk) for d in Decision.objects.all())
 
 def move(home: Path, database: str, *arguments: str) -> Any:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MOVE, *arguments], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "RATCHET_HOME": str(home), "DATABASE_URL": database, "SECRET_KEY": "",
-             "DJANGO_SETTINGS_MODULE": "backend.settings"},
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", MOVE, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "RATCHET_HOME": str(home),
+            "DATABASE_URL": database,
+            "SECRET_KEY": "",
+            "DJANGO_SETTINGS_MODULE": "backend.settings",
+        },
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -272,3 +361,68 @@ def test_an_installation_on_postgresql_is_moved_into_an_empty_home(postgres_url:
     assert after["good"]
     assert (tmp_path / "two/policies/adapter").read_bytes() == b"weights"
     assert (tmp_path / "two/secret_key").read_bytes() == (tmp_path / "one/secret_key").read_bytes()
+
+
+RESTORE = """
+import os, sys
+import django
+django.setup()
+from django.core.management import call_command
+from backend.backups import databases
+if sys.argv[1] == "kill":
+    databases._table_rows = lambda: os.kill(os.getpid(), 9)
+if sys.argv[1] == "break":
+    databases._program = lambda name: sys.argv[3]
+call_command("restore", sys.argv[2], "--overwrite", verbosity=0)
+"""
+
+
+@pytest.mark.postgres
+def test_a_postgresql_restore_that_fails_or_is_killed_changes_nothing(
+    postgres_url: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The database has a table of a newer version, which references one of the backup's."""
+    import psycopg
+
+    url, home = fresh_database(postgres_url), tmp_path / "one"
+    move(home, url, "out", str(tmp_path / "b"))
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE later (decision uuid REFERENCES feedback_decision)")
+        connection.execute("INSERT INTO later SELECT id FROM feedback_decision LIMIT 3")
+    real, broken = databases._program("pg_restore"), tmp_path / "pg_restore"
+    broken.write_text(
+        f"#!/bin/sh\ncase $1 in --file*) exec {real} $*;; esac\n{real} $* | head -c 90000; exit 3\n"
+    )
+    broken.chmod(0o755)
+
+    def restore(how: str) -> int:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", RESTORE, how, str(tmp_path / "b"), str(broken)],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "RATCHET_HOME": str(home),
+                "DATABASE_URL": url,
+                "SECRET_KEY": "",
+                "DJANGO_SETTINGS_MODULE": "backend.settings",
+            },
+        ).returncode
+
+    def counts() -> dict[str, int]:
+        with psycopg.connect(url) as connection:
+            tables = [
+                row[0]
+                for row in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname='public'")
+            ]
+            return {
+                name: connection.execute(f'SELECT COUNT(*) FROM "{name}"').fetchone()[0] for name in tables
+            }  # type: ignore[arg-type,index]
+
+    before = counts()
+    assert (before["later"], before["feedback_decision"]) == (3, 8)
+    assert (restore("kill"), restore("break")) == (-9, 1)
+    assert counts() == before
+    assert not list(home.glob("before-restore-*"))
+    assert restore("whole") == 0
+    assert counts() == {name: count for name, count in before.items() if name != "later"}

@@ -1,13 +1,9 @@
 """The bundled base model: its files, and what it can do untrained. How it is built: tools/bundled_model/tests."""
 
-from __future__ import annotations
-
 import itertools
 import json
-import struct
 import subprocess
 import sys
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -32,13 +28,6 @@ def asked(slug: str, count: int) -> list:
     return Random(f"test/{slug}").sample(AGENTS[slug].scenarios(), count)
 
 
-def header(file: Path) -> dict:
-    """A safetensors file starts with the length of its JSON header, 8 bytes little-endian, then the header."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        return json.loads(stream.read(length))
-
-
 def test_module_finds_the_model_without_torch():
     code = (
         "import sys; from rl.bundled_models import resolve_base_model\n"
@@ -56,35 +45,15 @@ def test_bundled_names_the_shipped_directory_and_other_names_stay():
 def test_shipped_files_are_complete_and_at_most_ten_megabytes():
     names = {file.name for file in BUNDLED_MODEL.iterdir()}
     assert names >= {
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-        "chat_template.jinja", "README.md",
-    }  # fmt: skip
-    assert sum(file.stat().st_size for file in BUNDLED_MODEL.iterdir()) <= 10_000_000
-
-
-def test_every_matrix_row_is_a_multiple_of_256_wide_for_k_quants():
-    tensors = {
-        name: t for name, t in header(BUNDLED_MODEL / "model.safetensors").items() if name != "__metadata__"
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "README.md",
     }
-    matrices = {name: t["shape"] for name, t in tensors.items() if len(t["shape"]) == 2}
-    assert len(matrices) == 4 * 7 + 1  # seven a layer, and the embeddings that also serve as the head
-    assert all(shape[1] % 256 == 0 for shape in matrices.values())
-    assert {t["dtype"] for t in tensors.values()} == {"BF16"}
-
-
-@pytest.mark.slow
-def test_architecture_is_as_promised(policy):
-    config = policy.model.config
-    assert config.model_type == "llama"
-    assert config.tie_word_embeddings
-    assert config.max_position_embeddings == 2048
-    assert config.vocab_size == len(policy.tokenizer)
-    assert config.vocab_size % 256 == 0
-    assert 3e6 <= sum(p.numel() for p in policy.model.parameters()) <= 6e6
-    assert policy.model.generation_config.eos_token_id in (
-        policy.tokenizer.eos_token_id,
-        [policy.tokenizer.eos_token_id],
-    )
+    assert sum(file.stat().st_size for file in BUNDLED_MODEL.iterdir()) <= 10_000_000
 
 
 @pytest.mark.slow
@@ -124,14 +93,6 @@ def test_chat_template_writes_tools_calls_and_results(policy):
     )
 
 
-def test_tokenizer_is_byte_level_with_the_gpt2_splitter(policy):
-    backend = json.loads(policy.tokenizer.backend_tokenizer.to_str())
-    assert backend["pre_tokenizer"]["type"] == "ByteLevel"
-    assert backend["pre_tokenizer"]["use_regex"] is True
-    assert backend["pre_tokenizer"]["add_prefix_space"] is False
-    assert backend["normalizer"] is None
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -165,7 +126,7 @@ def test_answers_are_valid_in_at_least_95_of_100(policy, slug, temperature):
     answers = generate(
         policy, prompts, max_new_tokens=agent.max_new_tokens, temperature=temperature, batch_size=60
     )
-    # sampled, a tail of answers is valid JSON that names an option which is not listed: docs/base-model.md
+    # sampled, a tail of answers is valid JSON that names an option which is not listed: docs/models.md
     listed = temperature == 0.0
     bad = [
         a.text
@@ -184,7 +145,7 @@ def told(slug: str, count: int) -> list:
 @pytest.mark.parametrize("prompts", [asked, told])
 @pytest.mark.parametrize(("temperature", "least"), [(0.0, 0.95), (1.0, 0.9)])
 def test_every_built_in_agent_is_answered(policy, temperature, least, prompts):
-    """On prompts that were not taught; a tail of sampled answers names what is not listed: docs/base-model.md."""
+    """On prompts that were not taught; a tail of sampled answers names what is not listed: docs/models.md."""
     from rl.training.policy import generate
 
     for slug, agent in sorted(AGENTS.items()):
@@ -216,8 +177,7 @@ def test_it_copies_options_it_has_never_seen_more_often_than_not(policy):
         for state in states
     ]
     answers = generate(policy, prompts, max_new_tokens=24, batch_size=60)
-    valid = [agent.is_valid(a.text, state) for a, state in zip(answers, states, strict=True)]
-    assert sum(valid) >= 30
+    assert sum([agent.is_valid(a.text, state) for a, state in zip(answers, states, strict=True)]) >= 30
 
 
 def test_assistant_says_something_in_words(policy):

@@ -1,7 +1,5 @@
 """Benchmarks of trained models: tasks read, policy and base on the same items, results kept, shown, gated."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from io import StringIO
@@ -84,13 +82,9 @@ def run_command(*arguments: str) -> dict[str, Any]:
     return found
 
 
-# --- Tasks ---------------------------------------------------------------------------------------------------
-
-
 def test_the_bundled_tasks_are_read_and_have_one_right_answer_each() -> None:
     assert bundled_names() == ["ratchet_format", "ratchet_options"]
     options = task_folder("ratchet_options")
-    assert options is not None
     assert (options.source, options.version, len(options.items["test"])) == ("bundled", "1.0", 120)
     for row in options.items["test"]:
         listed = row["prompt"].partition("s:\n")[2].splitlines()
@@ -124,14 +118,13 @@ def test_a_listed_option_is_one_key_and_nothing_else() -> None:
         ({"test_split": "validation"}, "data_files has test"),
     ],
 )
-def test_a_task_that_would_run_or_fetch_something_is_refused(
-    tmp_path: Path, config: dict[str, Any], words: str
-) -> None:
+def test_a_task_that_runs_code_is_refused(tmp_path: Path, config: dict[str, Any], words: str) -> None:
     with pytest.raises(TaskRefused, match=words):
         task_folder(str(task_written(tmp_path / "mine", **config)))
 
 
-def test_a_function_tag_is_refused_and_not_run(tmp_path: Path) -> None:
+def test_tags_and_hashes(tmp_path: Path) -> None:
+    # a function tag is refused and not run
     folder = task_written(tmp_path / "mine")
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     with (folder / "task.yaml").open("a") as file:
@@ -139,19 +132,11 @@ def test_a_function_tag_is_refused_and_not_run(tmp_path: Path) -> None:
     with pytest.raises(TaskRefused, match="none is run from a task folder"):
         task_folder(str(folder))
     assert not (tmp_path / "ran").exists()
-
-
-def test_the_hash_changes_with_an_item(tmp_path: Path) -> None:
+    # the hash changes with an item
     before = task_folder(str(task_written(tmp_path / "mine")))
     with (tmp_path / "mine" / "items.jsonl").open("a") as file:
         file.write('{"q": "word 7:", "c": ["up", "in"], "a": 0}\n')
-    after = task_folder(str(tmp_path / "mine" / "task.yaml"))
-    assert before is not None
-    assert after is not None
-    assert before.sha256 != after.sha256
-
-
-# --- Running -------------------------------------------------------------------------------------------------
+    assert before.sha256 != task_folder(str(tmp_path / "mine" / "task.yaml")).sha256
 
 
 @pytest.mark.slow
@@ -228,14 +213,9 @@ def likelier(policy: Policy, folder: Path, *, adapter: bool) -> list[float]:
     return found
 
 
-CODE = {
-    "output_type": "generate_until",
-    "doc_to_choice": None,
-    "doc_to_target": "",
-    "process_results": "code_execution",
-    "generation_kwargs": {"until": [], "max_gen_toks": 4},
-    "metric_list": [{"metric": "passed", "aggregation": "mean", "higher_is_better": True}],
-}
+CODE = {"output_type": "generate_until", "doc_to_choice": None, "doc_to_target": ""}
+CODE |= {"process_results": "code_execution", "generation_kwargs": {"until": [], "max_gen_toks": 4}}
+CODE |= {"metric_list": [{"metric": "passed", "aggregation": "mean", "higher_is_better": True}]}
 
 
 @pytest.mark.slow
@@ -249,8 +229,7 @@ def test_code_is_run_in_our_sandbox_or_not_at_all(
     policy = registered(ratchet_home, *files)
     Policy.objects.update(adapter_sha256=registry_sum(policy))
     tests = [{"call": "double(3)", "expected": 6}, {"call": "double(0)", "expected": 1}]
-    rows = [{"q": "Write double(x).", "tests": tests}]
-    folder = task_written(tmp_path / "code", rows, **CODE)
+    folder = task_written(tmp_path / "code", [{"q": "Write double(x).", "tests": tests}], **CODE)
     with pytest.raises(CommandError, match="ENABLE_CODE_EXECUTION"):
         run_command("--policy", policy.name, "--tasks", str(folder))
     settings.ENABLE_CODE_EXECUTION = True
@@ -268,9 +247,7 @@ def test_code_is_run_in_our_sandbox_or_not_at_all(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_run_says_what_to_do(
-    ratchet_home: Path, tmp_path: Path, files: tuple[Path, Path]
-) -> None:
+def test_what_to_do_is_said(ratchet_home: Path, tmp_path: Path, files: tuple[Path, Path]) -> None:
     policy = registered(ratchet_home, *files)
     Policy.objects.update(adapter_sha256=registry_sum(policy))
     hostile = task_written(tmp_path / "hostile", doc_to_text="{{q.__class__.__mro__[1].__subclasses__()}}")
@@ -295,11 +272,7 @@ def test_a_linear_policy_is_told_that_benchmarks_do_not_apply(ratchet_home: Path
     GateSettings.objects.create(agent="widgets", benchmarks="ratchet_format")
     judged(policy)
     report = gate_evidence.policy_judge(policy)
-    assert report is not None
     assert [v.outcome for v in report.verdicts if v.rule == "benchmarks"] == [NOT_APPLICABLE]
-
-
-# --- Figures and the gate ------------------------------------------------------------------------------------
 
 
 def test_figures_are_those_of_the_textbook() -> None:
@@ -328,9 +301,7 @@ def asked(wins: int, losses: int, alike: int, *, listed: str = "words", **more: 
         (0, 40, 160, False, False),  # 20 points: surely more than 5
     ],
 )
-def test_a_loss_of_the_bound_must_be_ruled_out(
-    wins: int, losses: int, alike: int, passed: bool, waits: bool
-) -> None:
+def test_a_loss_is_ruled_out(wins: int, losses: int, alike: int, passed: bool, waits: bool) -> None:
     found = asked(wins, losses, alike)
     assert (found.passed, found.waits) == (passed, waits), found.words
 
@@ -345,13 +316,10 @@ def test_a_task_may_have_a_bound_of_its_own() -> None:
             GateSettings(agent="widgets", benchmarks=bad).clean()
 
 
-def test_the_gate_asks_for_listed_tasks_alone_and_says_what_to_run(
-    ratchet_home: Path, tmp_path: Path, files: tuple[Path, Path]
-) -> None:
+def test_the_gate_asks_for_listed_tasks(ratchet_home: Path, tmp_path: Path, files: tuple[Path, Path]) -> None:
     policy = registered(ratchet_home, *files)
     judged(policy)
     report = gate_evidence.policy_judge(policy)
-    assert report is not None
     assert report.passed
     assert "benchmarks" not in [verdict.rule for verdict in report.verdicts]
     folder = task_written(tmp_path / "words")
@@ -365,7 +333,6 @@ def test_the_gate_asks_for_listed_tasks_alone_and_says_what_to_run(
         if wanted == "stale":
             (folder / "items.jsonl").write_text('{"q": "word:", "c": ["up", "in"], "a": 0}\n')
         report = gate_evidence.policy_judge(policy)
-        assert report is not None
         reasons.append(report.reason)
         assert not report.harmful
     assert "`python manage.py benchmark_model --policy widgets-v9 --tasks words`" in reasons[0]
@@ -381,7 +348,16 @@ def test_the_gate_asks_for_listed_tasks_alone_and_says_what_to_run(
 def result_stored(policy: Policy, source: str, sha256: str, own: list[float], task: str = "words") -> None:
     base = [1.0] * len(own)
     BenchmarkResult.objects.create(
-        policy=policy, task=task, source=source, task_sha256=sha256, harness="lm-eval 0", metric="acc",
-        chat_template=True, n=len(own), figures=figures_paired(own, base), base_model_hash="", seconds=1.0,
+        policy=policy,
+        task=task,
+        source=source,
+        task_sha256=sha256,
+        harness="lm-eval 0",
+        metric="acc",
+        chat_template=True,
+        n=len(own),
+        figures=figures_paired(own, base),
+        base_model_hash="",
+        seconds=1.0,
         items={"hash": [""] * len(own), "own": own, "base": base},
-    )  # fmt: skip
+    )

@@ -1,7 +1,5 @@
 """The guided start in a browser, by mouse: connect an upstream, record and rate its answers, be offered a training."""
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.request
@@ -35,9 +33,7 @@ def ask(address: str, key: str, question: str) -> None:
     assert recorder.drain(10.0)
 
 
-def test_an_upstream_is_connected_its_answers_rated_and_a_training_offered(
-    opener: Opener, provider: ModelServer
-) -> None:
+def test_an_upstream_is_connected_rated_and_trained(opener: Opener, provider: ModelServer) -> None:
     page = opener("/start/?agent=")
     page.fill(".choose [name=agent]", "shop")
     page.click("text=A server of our own")
@@ -47,7 +43,6 @@ def test_an_upstream_is_connected_its_answers_rated_and_a_training_offered(
     page.click("button:has-text('Connect')")
     expect(page.locator(".arrived")).to_contain_text("Waiting for the first decision of shop")
     champion = champion_of("shop")
-    assert champion is not None
     assert champion.kind == "hosted"
     page.click("button:has-text('Make a key')")
     snippet = page.locator(".of-curl").inner_text()

@@ -1,7 +1,5 @@
 """Every page of the site and of the admin in a browser: it fits, axe finds nothing, and nothing complains."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -16,16 +14,32 @@ from feedback import urls as feedback_urls
 from rl import urls as rl_urls
 from tests.support.browser import Opener, browser, opener
 from tests.support.page_world import admin_pages, user_pages, world_recorded
+from tests.support.registry_rows import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
+KILOBYTES = 150
+"""Most that a page is with all it loads, uncompressed."""
 WINDOWS = ((1280, "light"), (390, "dark"))
+FADED = """
+new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))
+    .then(() => document.getAnimations().filter(one => one instanceof CSSTransition).map(one => one.finished))
+    .then(fading => Promise.allSettled(fading))
+    .then(() => null)
+"""
+"""Waits until colours have faded over."""
+PAINTED = """
+new Promise(done => new PerformanceObserver(list =>
+    list.getEntriesByName('first-contentful-paint').forEach(entry => done(entry.startTime))
+).observe({type: 'paint', buffered: true}))
+"""
+"""Milliseconds to the first paint, once there was one."""
 FOR_BUTTONS = {
     "rate-undo", "rate-skip", "pairs-undo", "pairs-skip", "decision-withdraw", "decision-restore", "decisions-withdraw",
-    "import-do", "import-undo", "start-bring", "start-take", "run-new", "run-cancel", "experiment-new",
-    "experiment-change", "reward-model-move", "policy-move", "policy-follow-up", "playground-rate", "export-file",
+    "import-do", "import-undo", "start-bring", "start-take", "run-new", "run-cancel",
+    "experiment-change", "policy-move", "policy-file", "policy-follow-up", "playground-rate",
     "signin-link", "agent-base", "policy-judge", "judging-stop", "upstream", "start-connect", "start-key",
-    "agent-sample", "agent-rewards",
+    "agent-sample", "agent-rewards", "export-file", "flywheel-step",
 }  # fmt: skip
 """Routes that take what a form sends, a file, and a link that signs in once."""
 
@@ -42,11 +56,16 @@ def faults(page: Page, home: str, addresses: Iterable[str]) -> Iterator[str]:
         if answer.status != 200:
             yield f"{path}: {answer.status}"
             continue
+        kilobytes = page.evaluate(
+            "performance.getEntries().reduce((sum, one) => sum + (one.encodedBodySize || 0), 0) / 1000"
+        )
+        if kilobytes > KILOBYTES and not path.startswith("/admin/"):
+            yield f"{path}: {kilobytes:.0f} kB, at most {KILOBYTES} are allowed"
         page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         for width, scheme in WINDOWS:
             page.set_viewport_size({"width": width, "height": 800})
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-            page.wait_for_timeout(150)  # colours fade over
+            page.evaluate(FADED)
             found = page.evaluate("document.documentElement.scrollWidth")
             if found > width:
                 yield f"{path}: {found} px wide in {width}"
@@ -82,11 +101,33 @@ def test_pages_fit_and_axe_finds_nothing(looked_at: Callable[[Iterable[str]], li
     assert looked_at(pages) == []
 
 
+def test_25_runs_are_seen_at_once(opener: Opener) -> None:
+    for _ in range(25):
+        make_run()
+    rows = opener("/runs/", viewport={"width": 1280, "height": 800}).locator("tbody tr")
+    assert rows.count() == 25
+    box = rows.last.bounding_box()
+    assert box["y"] + box["height"] <= 800
+
+
+@pytest.mark.campaign
+def test_first_paint_is_measured(opener: Opener, record_property: Callable[[str, object], None]) -> None:
+    """Milliseconds to the first paint of each page, on the loopback; reported, never judged."""
+    pages = list(user_pages(world_recorded()))
+    page = opener("/glossary/")
+    home = page.url.removesuffix("/glossary/")
+    paints = {}
+    for path in pages:
+        page.goto(home + path)
+        paints[path] = page.evaluate(PAINTED)
+    slowest = sorted(paints.items(), key=lambda found: -found[1])[:5]
+    record_property("first_paint_ms_slowest", slowest)
+    print("slowest first paints in ms:", slowest)
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("app", ["rl_evidence", "rl_others", "others"])
-def test_pages_of_the_admin_fit_and_axe_finds_nothing(
-    looked_at: Callable[[Iterable[str]], list[str]], app: str
-) -> None:
+def test_admin_pages_fit_and_axe_is_silent(looked_at: Callable[[Iterable[str]], list[str]], app: str) -> None:
     """In three parts, which run side by side."""
     world_recorded()
     ours = {

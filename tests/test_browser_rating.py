@@ -1,18 +1,20 @@
-"""The rating page in a real browser: by keyboard alone, with scripts blocked, without a connection."""
-
-from __future__ import annotations
+"""The rating page and the charts of runs in a real browser: by keyboard, without scripts, without a connection."""
 
 import threading
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from django.contrib.auth.models import User
+from django.test import Client
 from playwright.sync_api import expect
 
 from feedback.models import Rating
 from feedback.rating import views as service
-from feedback.rating.suggestions import suggestion_counts, suggestions_record
 from rl.management import simulation
+from rl.models import RunMetric, TrainingRun
 from tests.support.browser import Opener, browser, opener, rated, record, standing
+from tests.support.registry_rows import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -31,40 +33,6 @@ def test_twenty_decisions_are_rated_by_keyboard_alone(opener: Opener) -> None:
     assert [rating.decision.response for rating in standing()] == [f"answer {n}" for n in range(20)]
     expect(page.locator("h1")).to_have_text("All rated")
     assert page.complaints == []  # type: ignore[attr-defined]
-
-
-def test_a_accepts_what_is_suggested_and_u_takes_it_back(opener: Opener) -> None:
-    first = record(1)
-    record(2)
-    suggestions_record({first.pk: 0.9}, "labels-1")
-    page = opener()
-    expect(page.locator(".suggested")).to_contain_text("90 %")
-    page.keyboard.press("a")
-    rated(page, 1)
-    assert [(rating.decision_id, rating.thumb) for rating in standing()] == [(first.pk, "up")]
-    assert suggestion_counts("assistant").accepted == 1
-    expect(page.locator(".suggested")).to_have_count(0)
-    page.keyboard.press("a")  # nothing is suggested for the second: nothing happens
-    page.keyboard.press("u")
-    rated(page, 0)
-    assert standing() == []
-    assert suggestion_counts("assistant").open == 1
-    assert page.complaints == []  # type: ignore[attr-defined]
-
-
-def test_u_takes_back_and_the_page_can_be_rated_again(opener: Opener) -> None:
-    record(1)
-    record(2)
-    page = opener()
-    page.keyboard.press("ArrowDown")
-    rated(page, 1)
-    page.keyboard.press("u")
-    rated(page, 0)
-    expect(page.locator(".turn.response")).to_contain_text("answer 1")
-    assert standing() == []
-    page.keyboard.press("ArrowUp")
-    rated(page, 1)
-    assert [rating.thumb for rating in standing()] == ["up"]
 
 
 def test_tags_and_notes_by_keyboard_and_no_key_acts_while_typing(opener: Opener) -> None:
@@ -133,17 +101,16 @@ def test_enter_in_the_field_for_tags_gives_no_verdict(opener: Opener) -> None:
     assert Rating.objects.count() == 1
 
 
-def test_a_correction_by_keyboard_alone(opener: Opener) -> None:
-    record(1)
+def test_an_answer_that_repeats_is_picked_as_the_correction_by_keyboard(opener: Opener) -> None:
+    for number in range(42):
+        record(number, response=("yes", "no")[number % 2])
     page = opener()
     page.keyboard.press("c")
-    expect(page.locator("textarea[name=correction]")).to_be_focused()
-    page.keyboard.press("Control+a")
-    page.keyboard.type("Better.")
-    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="no", exact=True)).to_be_focused()
     page.keyboard.press("Enter")
     rated(page, 1)
-    assert [(rating.correction, rating.thumb) for rating in standing()] == [("Better.", "")]
+    assert [(rating.correction, rating.thumb) for rating in standing()] == [("no", "")]
+    assert page.complaints == []  # type: ignore[attr-defined]
 
 
 def test_a_correction_among_listed_responses_is_a_choice(opener: Opener) -> None:
@@ -173,9 +140,7 @@ def test_s_skips_and_leaves_no_rating(opener: Opener) -> None:
     assert Rating.objects.count() == 0
 
 
-def test_the_next_card_is_there_before_the_server_has_answered(
-    opener: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_card_precedes_the_answer(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 4):
         record(number)
     page = opener()
@@ -303,3 +268,60 @@ def test_everything_works_with_scripts_blocked(opener: Opener) -> None:
     first, second = standing()
     assert (first.thumb, first.tags, first.notes) == ("down", ["too long"], "Two words")
     assert (second.stars, second.correction) == (None, "Better.")
+
+
+LOSSES = [0.7, 0.6, 0.5, 0.4, 0.3]
+
+
+def run_with(losses: list[float], **facts: object) -> TrainingRun:
+    run = make_run(**facts)
+    RunMetric.objects.bulk_create(
+        RunMetric(run=run, step=step, values={"loss": loss, "learning_rate": loss / 1000})
+        for step, loss in enumerate(losses, start=1)
+    )
+    return run
+
+
+def test_the_pointer_and_the_keys_read_one_step_on_every_chart(opener: Opener, client: Client) -> None:
+    run = run_with(LOSSES)
+    # the first answer of a process loads its modules, for which a busy machine takes longer than a browser waits
+    client.force_login(User.objects.create_superuser("eve"))
+    client.get(f"/runs/{run.pk}/")
+    page = opener(f"/runs/{run.pk}/")
+    loss, rate = page.locator("[data-chart=loss]"), page.locator("[data-chart=learning_rate]")
+    expect(loss.locator(".chart-key strong")).to_have_text("0.3")
+    box = loss.locator(".u-over").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
+    expect(loss.locator(".chart-step")).to_have_text("step 3")
+    expect(loss.locator(".chart-key strong")).to_have_text("0.5")
+    expect(rate.locator(".chart-key strong")).to_have_text("5e-4")
+    page.mouse.move(0, 0)
+    expect(loss.locator(".chart-step")).to_be_hidden()
+    page.locator("#plot-loss").focus()
+    page.keyboard.press("Home")
+    expect(loss.locator("[role=status]")).to_have_text("step 1: training 0.7")
+    page.keyboard.press("ArrowRight")
+    expect(loss.locator("[role=status]")).to_have_text("step 2: training 0.6")
+    assert page.complaints == []  # type: ignore[attr-defined]
+
+
+def test_the_charts_of_a_run_at_work_go_on_in_place(opener: Opener) -> None:
+    run = run_with(LOSSES[:2], status="running", steps_total=5, steps_done=2, finished_at=None)
+    page = opener(f"/runs/{run.pk}/")
+    loss = page.locator("[data-chart=loss]")
+    expect(loss.locator(".chart-key strong")).to_have_text("0.6")
+    page.locator("#table-leading summary").click()
+    page.locator("#plot-loss").focus()
+    page.evaluate("document.getElementById('plot-loss').dataset.same = 'yes'")
+    RunMetric.objects.create(run=run, step=3, values={"loss": 0.55, "learning_rate": 5e-4})
+    expect(loss.locator(".chart-key strong")).to_have_text("0.55")
+    expect(page.locator("#plot-loss")).to_have_attribute("data-same", "yes")
+    expect(page.locator("#plot-loss")).to_be_focused()
+    expect(page.locator("#table-leading")).to_have_attribute("open", "")
+    assert page.complaints == []  # type: ignore[attr-defined]
+
+
+def test_without_scripts_the_drawing_of_the_server_stays(opener: Opener) -> None:
+    page = opener(f"/runs/{run_with(LOSSES).pk}/", java_script_enabled=False)
+    expect(page.locator("[data-chart=loss] svg[role=img] path")).to_be_visible()
+    assert page.locator("canvas").count() == 0

@@ -1,7 +1,5 @@
 """The guided start whole, by mouse in a real browser, against a server with workers: what docs/start.md measures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,8 @@ from tests.support.browser import CHROMIUM
 @pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="Chromium was not found")
 def test_ten_answers_are_recorded_rated_trained_on_and_compared_with_the_apps_model(tmp_path: Path) -> None:
     found = pages(tmp_path, None, CHROMIUM)
-    assert [step["step"] for step in found["steps"]][-3:] == [
-        "promote by force, with a reason",
-        "ask it",
-        "rate its answer",
-    ]
+    expected = ["promote by force, with a reason", "ask it", "rate its answer"]
+    assert [step["step"] for step in found["steps"]][-3:] == expected
     assert found["verdict"].startswith("Not ready")
     assert "nursery-m-1" in found["verdict"]
     assert found["complaints"] == []

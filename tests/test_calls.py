@@ -1,7 +1,5 @@
 """Calls that work as they are written: pipelines, datasets, checkpoints, batch sizes, limits of an agent."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,8 +62,7 @@ def test_a_pipeline_runs_as_it_is_written_and_keeps_epochs_that_can_be_exported(
     assert [first.name, last.name] == ["epoch-1", "epoch-2"]
     weights = [folder / "adapter_model.safetensors" for folder in (first, last)]
     assert weights[0].read_bytes() != weights[1].read_bytes()
-    page = admin_client.get(f"/runs/{run.pk}/").content.decode()
-    assert f"export_model --checkpoint {first}" in page
+    assert f"export_model --checkpoint {first}" in admin_client.get(f"/runs/{run.pk}/").content.decode()
     capsys.readouterr()
     call_command("export_model", "--checkpoint", str(first), "--output", str(tmp_path / "whole"), "--json")
     assert json.loads(capsys.readouterr().out)["format"] == "merged"
@@ -79,9 +76,7 @@ def test_epochs_are_kept_of_what_passes_over_rows_and_answers(method: str) -> No
 
 
 @pytest.mark.training
-def test_a_checkpoint_becomes_a_model_of_ollama(
-    base: Path, server: OllamaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_to_ollama(base: Path, server: OllamaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rl.export.ollama import export_to_ollama
 
     checkpoint = tiny_adapter(base, tmp_path / "epoch-2")
@@ -96,8 +91,7 @@ def test_any_batch_size_is_one() -> None:
     for method in ("dpo", "sft", "reward_model", "ppo", "grpo"):
         for preset in RECIPES[method]:
             for size in range(2 if method == "grpo" else 1, 18):
-                recipe = recipe_named(method, preset).with_knobs(batch_size=str(size))
-                assert recipe.batch_size == size
+                assert recipe_named(method, preset).with_knobs(batch_size=str(size)).batch_size == size
     assert recipe_named("ppo", "cpu", {"batch_size": 12}).mini_batch_size == 12
     assert recipe_named("ppo", "cpu", {"batch_size": 48}).mini_batch_size == 24
     assert recipe_named("grpo", "cpu", {"batch_size": 13}).num_generations == 13
@@ -138,8 +132,7 @@ def test_a_long_list_of_tasks_is_shortened_and_no_task_is_lost() -> None:
 def test_statistics_tell_of_rewards() -> None:
     feed()
     assert get_training_stats("helper")["rewards"]["n"] == 0
-    decision = decide("question of its own", "yes")
-    outcome_record(decision=decision, name="resolved", value=1.0)
+    outcome_record(decision=decide("question of its own", "yes"), name="resolved", value=1.0)
     for value in (0.25, 0.75):
         row = decide(f"worth {value}", "yes")
         RewardRecord.objects.create(

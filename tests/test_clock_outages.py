@@ -1,6 +1,4 @@
-"""The clock while its database or its disk is away: it goes on, says so once per interval, and blames no agent."""
-
-from __future__ import annotations
+"""A database that is away: the clock waits for it in one line, and pages say that it is away to whoever asks."""
 
 import logging
 from collections.abc import Iterator
@@ -9,14 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.db import InterfaceError, OperationalError
+from django.db import InterfaceError, OperationalError, connection
+from django.test import Client
+from django.urls import get_resolver
 
 from backend import isolation
 from backend.isolation import DatabaseAway, agent_isolated
-from rl.jobs import queue_broker, sentinel
+from backend.rest import errors
 from rl.management.commands import online_learner
 from rl.online import learner
+from tests.test_content_security import addresses, inline
 
 pytestmark = pytest.mark.django_db
 
@@ -46,10 +48,9 @@ def log(
 ) -> Iterator[pytest.LogCaptureFixture]:
     monkeypatch.setattr(logging.getLogger("rl"), "propagate", True)
     isolation.quiet()
-    for module in (online_learner, sentinel):
-        module.outage.reset()
-        # it would close the connection that holds the test's transaction
-        monkeypatch.setattr(module, "close_old_connections", lambda: None)
+    online_learner.outage.reset()
+    # it would close the connection that holds the test's transaction
+    monkeypatch.setattr(online_learner, "close_old_connections", lambda: None)
     yield caplog
     isolation.quiet()
 
@@ -104,9 +105,7 @@ def test_watch_outlives_an_outage_and_says_it_once(
     assert "DatabaseAway: the connection is closed" in message
 
 
-def test_watch_goes_on_where_its_next_look_cannot_be_noted(
-    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watch_goes_on_without_notes(log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks: list[float] = []
 
     def slept(seconds: float) -> None:
@@ -131,9 +130,7 @@ def broken() -> list[str]:
     raise ZeroDivisionError("the gate is broken")
 
 
-def test_a_fault_that_lasts_is_logged_with_its_traceback_once(
-    told: list[str], log: pytest.LogCaptureFixture
-) -> None:
+def test_a_lasting_fault_is_logged_once(told: list[str], log: pytest.LogCaptureFixture) -> None:
     for _ in range(40):
         agent_isolated("retrain", "alpha", broken)
     agent_isolated("retrain", "beta", broken)
@@ -144,9 +141,7 @@ def test_a_fault_that_lasts_is_logged_with_its_traceback_once(
     assert len(told) == 2
 
 
-def test_where_the_fault_cannot_be_noted_on_disk_the_others_go_on(
-    told: list[str], log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk(told: list[str], log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -159,36 +154,90 @@ def test_where_the_fault_cannot_be_noted_on_disk_the_others_go_on(
     assert told == [line], "once, as on a good disk"
 
 
-def test_the_workers_queue_waits_for_its_database(
-    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_an_outage_is_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django_q import pusher
+
+    def lost(error: Exception) -> None:
+        queue = SimpleNamespace(
+            dequeue=away if isinstance(error, OperationalError) else broken, list_key="jobs"
+        )
+        pusher.pusher(SimpleNamespace(), SimpleNamespace(), queue)
+
+    monkeypatch.setattr(pusher, "sleep", lambda seconds: None)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(30):
+            lost(OperationalError())
+        assert [(record.name, record.exc_info) for record in caplog.records] == [("backend.outages", None)]
+        lost(ZeroDivisionError())
+    assert caplog.records[-1].name == "django-q"
+    assert caplog.records[-1].exc_info
+
+
+NO_DATABASE = ("/static/", "/healthz", "/api/docs/", "/api/schema/", "/readyz", "/metrics")
+"""Addresses that answer without the database, or say of it themselves."""
+
+
+@pytest.fixture
+def page_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    loggers = [logging.getLogger("backend"), logging.getLogger("django.request")]
+    for logger in loggers:
+        logger.addHandler(caplog.handler)
+    errors.outage.reset()
+    yield caplog
+    for logger in loggers:
+        logger.removeHandler(caplog.handler)
+
+
+def database_away(*_: Any) -> Any:
+    raise OperationalError("connection to server at 10.0.0.7 failed: secret-host")
+
+
+@pytest.mark.slow
+def test_pages_are_a_readable_503_logged_once(client: Client, page_log: pytest.LogCaptureFixture) -> None:
+    client.force_login(User.objects.create_superuser("ada"))
+    client.raise_request_exception = False
+    client.get("/decisions/")  # content types and permissions are known from here on, as in a server at work
+    page_log.clear()
+    statuses: dict[str, int] = {}
+    with connection.execute_wrapper(database_away):
+        for address in addresses(get_resolver().url_patterns, {"slug": "widgets"}):
+            if address.startswith(NO_DATABASE):
+                continue
+            response = client.get(address)
+            statuses[address] = response.status_code
+            if response.status_code != 503:
+                continue
+            text = response.content.decode()
+            assert int(response["Retry-After"]) > 0, address
+            assert "secret-host" not in text, address
+            assert "Traceback" not in text, address
+            if not address.startswith(errors.API_PATHS):
+                assert "The database cannot be reached" in text, address
+                assert inline(text) == [], address
+        signing_in = Client(raise_request_exception=False).post(
+            "/accounts/login/", {"username": "ada", "password": "correct horse battery"}
+        )
+    faults = {address: status for address, status in statuses.items() if status >= 500 and status != 503}
+    assert faults == {}
+    assert {"/", "/rate/", "/decisions/", "/policies/", "/problems/", "/admin/"} <= {
+        address for address, status in statuses.items() if status == 503
+    }
+    assert signing_in.status_code == 503
+    errors_logged = [record for record in page_log.records if record.levelno >= logging.ERROR]
+    assert len(errors_logged) == 1, page_log.messages
+    assert "the database cannot be reached" in errors_logged[0].getMessage()
+    assert all(record.exc_info is None for record in page_log.records)
+
+
+def test_a_fault_of_ours_is_still_a_500_with_its_cause_in_the_log(
+    client: Client, page_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_q.brokers import get_broker
+    def broken(*_: Any, **__: Any) -> Any:
+        raise KeyError("ours")
 
-    pauses: list[float] = []
-    monkeypatch.setattr(queue_broker, "time", SimpleNamespace(sleep=pauses.append))
-    monkeypatch.setattr(queue_broker.ORM, "dequeue", lambda self: away())
-    queue_broker.outage.reset()
-    broker = get_broker()
-    assert [broker.dequeue() for _ in range(30)] == [None] * 30
-    assert pauses == [queue_broker.PAUSE_S] * 30
-    assert len(log.records) == 1
-    assert log.records[0].exc_info is None
-    monkeypatch.undo()
-    broker.enqueue("a task")
-    assert [payload for _, payload in broker.dequeue()] == ["a task"]
-
-
-def test_nothing_is_scheduled_while_the_database_is_away(
-    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduled: list[str] = []
-    monkeypatch.setattr(sentinel, "scheduler", lambda broker: scheduled.append(broker))
-    timer = SimpleNamespace(broker="the broker")
-    sentinel.SteadySentinel._schedule(timer)
-    assert scheduled == ["the broker"]
-    monkeypatch.setattr(sentinel, "connection", SimpleNamespace(cursor=away))
-    for _ in range(3):
-        sentinel.SteadySentinel._schedule(timer)
-    assert scheduled == ["the broker"]
-    assert len(log.records) == 1
-    assert log.records[0].exc_info is None
+    monkeypatch.setattr("feedback.explorer.views.problems", broken)
+    client.force_login(User.objects.create_superuser("ada"))
+    client.raise_request_exception = False
+    answer = client.get("/problems/")
+    assert (answer.status_code, "ours" in answer.text) == (500, False)
+    assert {record.exc_info is not None for record in page_log.records} == {True}

@@ -1,9 +1,8 @@
-"""Fifty raters at once against the real server: every rating stored once, none lost, no 5xx, through a kill too."""
-
-from __future__ import annotations
+"""Many at once: raters on the real server, connections of many threads, values that several threads ask for."""
 
 import http.client
 import json
+import os
 import random
 import re
 import threading
@@ -19,6 +18,8 @@ from urllib.parse import urlencode
 
 import pytest
 
+from backend import database
+from feedback.cache import TTLCache
 from tests.support.api_client import decision_body
 from tests.support.campaign_scale import scaled
 from tests.support.postgres import fresh_database
@@ -252,3 +253,114 @@ def test_raters_at_once_are_never_shown_the_same_card(server: Server) -> None:
         seen = [pk for shown in pool.map(work, sessions) for pk in shown]
     assert len(seen) == len(set(seen)) == decisions
     assert query(server, "SELECT count(*) FROM feedback_rating") == [(decisions,)]
+
+
+@dataclass
+class OpenConnection:
+    """As much of Django's connection as is looked at."""
+
+    vendor: str = "postgresql"
+    connection: Any = "open"
+    in_atomic_block: bool = False
+    closed: int = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> OpenConnection:
+    """The connection of every thread; one place is free."""
+    found = OpenConnection()
+    monkeypatch.setattr(database, "connection", found)
+    monkeypatch.setattr(database, "_places", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(database, "_thread", threading.local())
+    return found
+
+
+def release_in_a_thread() -> None:
+    thread = threading.Thread(target=database.connection_release)
+    thread.start()
+    thread.join()
+
+
+def test_a_thread_keeps_its_connection_while_there_is_a_place(opened: OpenConnection) -> None:
+    for _ in range(3):
+        database.connection_release()
+    assert opened.closed == 0
+    release_in_a_thread()
+    assert opened.closed == 1
+
+
+@pytest.mark.parametrize("state", [{"vendor": "sqlite"}, {"connection": None}, {"in_atomic_block": True}])
+def test_what_is_no_open_connection_to_postgresql_is_left_alone(opened: OpenConnection, state: Any) -> None:
+    database.connection_release()
+    for name, value in state.items():
+        setattr(opened, name, value)
+    release_in_a_thread()
+    assert opened.closed == 0
+
+
+class Making:
+    """A value that takes as long as the test wants, and counts how often it was made."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on, self.count = threading.Event(), threading.Event(), 0
+
+    def __call__(self) -> int:
+        self.count += 1
+        self.begun.set()
+        assert self.go_on.wait(10)
+        return self.count
+
+
+def asked_by_many(cache: TTLCache[int], make: Callable[[], int], pool: ThreadPoolExecutor) -> list[int]:
+    return [one.result(10) for one in [pool.submit(cache.get, "agent", make) for _ in range(8)]]
+
+
+def test_threads_that_ask_at_once_make_a_value_once() -> None:
+    cache, make = TTLCache[int](), Making()
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(cache.get, "agent", make)
+        assert make.begun.wait(10)
+        threading.Timer(0.05, make.go_on.set).start()
+        assert asked_by_many(cache, make, pool) == [1] * 8
+        assert first.result(10) == 1
+    assert make.count == 1
+
+
+def test_what_is_read_before_a_change_is_not_kept_after_it() -> None:
+    cache, before, after = TTLCache[int](), Making(), Making()
+    after.go_on.set()
+    after.count = 41
+    with ThreadPoolExecutor(2) as pool:
+        old = pool.submit(cache.get, "agent", before)
+        assert before.begun.wait(10)
+        cache.clear()
+        assert cache.get("agent", after) == 42
+        before.go_on.set()
+        assert old.result(10) == 1
+    assert cache.get("agent", before) == 42
+
+
+def test_a_failure_is_told_to_everyone_and_tried_again() -> None:
+    def fail() -> int:
+        raise LookupError("no such agent")
+
+    cache = TTLCache[int]()
+    with ThreadPoolExecutor(2) as pool, pytest.raises(LookupError):
+        asked_by_many(cache, fail, pool)
+    assert cache.get("agent", lambda: 7) == 7
+
+
+def test_a_forked_process_waits_for_no_thread_it_does_not_have() -> None:
+    cache, make = TTLCache[int](), Making()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cache.get, "agent", make)
+        assert make.begun.wait(10)
+        child = os.fork()
+        if not child:
+            os._exit(cache.get("agent", lambda: 7))
+        _, status = os.waitpid(child, 0)
+        make.go_on.set()
+    assert os.waitstatus_to_exitcode(status) == 7

@@ -1,7 +1,5 @@
 """The first step of the guided start: what answers today is chosen, and the first decision is waited for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,12 +22,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def operator(client: Client) -> Client:
-    client.force_login(person("the-operator", "operator"))
-    return client
-
-
-@pytest.fixture
 def provider() -> Iterator[ModelServer]:
     with ModelServer() as server:
         yield server
@@ -39,16 +31,13 @@ def connect(client: Client, **more: Any) -> Any:
     return client.post("/start/connect/", {"agent": "shop", "answers": "url", "model": "m-1", **more})
 
 
-def test_a_server_of_ones_own_is_asked_once_and_answers_from_then_on(
-    operator: Client, provider: ModelServer
-) -> None:
+def test_a_server_of_ones_own_answers_from_then_on(operator: Client, provider: ModelServer) -> None:
     done = connect(operator, url=provider.url, key=KEY)
     assert done.headers["Location"] == "/start/?agent=shop&step=connect"
     assert provider.bodies[0]["model"] == "m-1"
     (upstream,) = Upstream.objects.all()
     assert (upstream_key(upstream), upstream.model) == (KEY, "m-1")
     champion = champion_of("shop")
-    assert champion is not None
     assert (champion.kind, champion.upstream) == ("hosted", upstream)
     page = operator.get(done.headers["Location"])
     assert page.context["connected"]
@@ -59,8 +48,7 @@ def test_a_server_of_ones_own_is_asked_once_and_answers_from_then_on(
 
 
 def test_an_app_that_calls_its_model_itself_gets_snippets_that_record(operator: Client) -> None:
-    done = connect(operator, answers="app", model="")
-    page = operator.get(done.headers["Location"])
+    page = operator.get(connect(operator, answers="app", model="").headers["Location"])
     assert (page.context["hosted"], Upstream.objects.count()) == (None, 0)
     assert 'Client("shop", url="http://testserver"' in page.text
     assert "http://testserver/api/decisions/" in page.text
@@ -94,9 +82,7 @@ def test_an_upstream_that_is_there_answers_for_another_agent(operator: Client) -
         ({"answers": "openai", "key_env": "SECRET_KEY"}, "Environment variable: expected"),
     ],
 )
-def test_what_cannot_be_connected_says_why_and_stores_nothing(
-    operator: Client, sent: dict[str, str], said: str
-) -> None:
+def test_what_cannot_be_connected_stores_nothing(operator: Client, sent: dict[str, str], said: str) -> None:
     page = connect(operator, key="" if "key_env" in sent else KEY, **sent)
     assert page.status_code == 400
     assert said in page.context["fault"]
@@ -132,9 +118,7 @@ def test_a_key_for_the_app_is_shown_once_by_who_may_make_keys(client: Client) ->
     page = client.post("/start/key/", {"agent": "shop"})
     key = page.context["app_key"]
     assert page.text.count(key) == 3
-    found = key_check(key)
-    assert found is not None
-    assert found.scopes == ["ingest", "rate"]
+    assert key_check(key).scopes == ["ingest", "rate"]
     assert key not in client.get("/start/?agent=shop&step=connect").text
     assert client.post("/start/key/", {"agent": "shop"}).status_code == 200
     assert list(ApiKey.objects.order_by("pk").values_list("name", flat=True)) == ["shop app", "shop app 2"]

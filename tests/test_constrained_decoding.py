@@ -1,7 +1,5 @@
 """Text drawn at random under a schema's grammar fits the schema: schemas drawn too, a vocabulary of bytes."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 from typing import Any
@@ -87,13 +85,12 @@ def test_random_text_under_a_random_schema_fits_it(vocabulary: GrammarVocabulary
         jsonschema.validate(json.loads(text), schema)
 
 
-def test_texts_of_a_closed_set_may_hold_longer_numbers(vocabulary: GrammarVocabulary) -> None:
+def test_numbers_within_a_schema(vocabulary: GrammarVocabulary) -> None:
+    # texts of a closed set may hold longer numbers
     texts = ("account " + "1" * 24, "account " + "1" * 23 + "x")
     drawn = {text_drawn(Random(seed), Constraint.of_answers(vocabulary, texts)) for seed in range(20)}
     assert drawn == set(texts)
-
-
-def test_whole_numbers_of_64_bits_can_be_written_and_none_much_longer(vocabulary: GrammarVocabulary) -> None:
+    # whole numbers of 64 bits can be written and none much longer
     constraint = Constraint.of_schema(vocabulary, {"type": "integer"})
     for _ in range(MAX_DIGITS):
         assert constraint.token_mask()[DIGITS].any()

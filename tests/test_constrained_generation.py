@@ -1,7 +1,5 @@
 """Answers that torch writes under a JSON schema, and evaluations of agents that are served so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,9 +30,7 @@ def strangers(prompts: int) -> list[tuple[Agent, dict[str, Any]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_strangers_are_answered_validly_within_their_schema(
-    bundled: LoadedPolicy, temperature: float
-) -> None:
+def test_strangers_answer_within_their_schema(bundled: LoadedPolicy, temperature: float) -> None:
     cases = strangers(2)
     answers = generate(
         bundled,
@@ -92,8 +88,7 @@ def test_models_of_random_weights_write_what_the_schema_says(architecture: str, 
             policy, prompts, max_new_tokens=160, temperature=temperature, forms=[SCHEMA] * len(prompts)
         )
         for answer in answers:
-            parsed = agent.parse(answer.text)
-            assert sorted(parsed["tags"]) == ["a", "b", "ü"]
+            assert sorted(agent.parse(answer.text)["tags"]) == ["a", "b", "ü"]
             assert (answer.finish_reason, answer.unforced) == ("stop", False)
 
 

@@ -1,7 +1,5 @@
 """Answers that PPO and GRPO sample within the form their agent serves, and their probabilities among allowed tokens."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -14,9 +12,8 @@ import torch
 
 from packed_forward import logps
 from packed_forward.logps import causal_model, head_logps
-from packed_forward.packing import NO_CHOICE, AllowedTokens, allowed_logps
+from packed_forward.packing import NO_CHOICE, AllowedTokens, Strategy, allowed_logps
 from packed_forward.selftest import install
-from packed_forward.strategies import Strategy
 from rl.agents import AGENTS
 from rl.agents.template import TemplateAgent
 from rl.recipes import GRPO_CONFIG, PPO_CONFIG, GRPORecipe, PPORecipe, SFTRecipe
@@ -45,24 +42,25 @@ LIST: dict[str, Any] = {
     "additionalProperties": False,
 }
 WORKSHOP = TemplateAgent(
-    "workshop", "", "", system_prompt="You help the workshop. Reply in JSON as the shop schema says.",
-    template="Machine report: {symptom} since {hours} h.\nParts: " + " / ".join(NAMES), schema=LIST, max_new_tokens=48,
-)  # fmt: skip
+    "workshop",
+    "",
+    "",
+    system_prompt="You help the workshop. Reply in JSON as the shop schema says.",
+    template="Machine report: {symptom} since {hours} h.\nParts: " + " / ".join(NAMES),
+    schema=LIST,
+    max_new_tokens=48,
+)
 """An agent that the bundled base never answers validly by itself."""
 
 
-# --- Probabilities among allowed tokens ---------------------------------------------------------------------
-
-
-def test_a_probability_among_allowed_tokens_is_its_share_of_theirs() -> None:
+def test_allowed_sets() -> None:
+    # a probability among allowed tokens is its share of theirs
     logits = torch.log(torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]]))
     sets = torch.tensor([[True, False, True, False], [True, True, True, True]])
     chosen, entropy = allowed_logps(logits, torch.tensor([2, 2]), sets)
     assert chosen.exp().tolist() == pytest.approx([3 / 4, 3 / 10])
     assert entropy.tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3), 1.279854])
-
-
-def test_sets_are_held_once_and_a_place_without_a_choice_needs_none() -> None:
+    # sets are held once and a place without a choice needs none
     one, two = np.array([True, False, False]), np.array([True, False, True])
     allowed = AllowedTokens.of([one, two, None, two.copy()], 3)
     assert allowed.index.tolist() == [NO_CHOICE, 0, 1, 0]
@@ -74,9 +72,7 @@ def base_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("base"))
 
 
-def test_among_all_tokens_probability_and_gradient_are_the_plain_ones(
-    base_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_tokens_give_the_plain_gradient(base_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_policy(str(base_path), hardware=HARDWARE).model
     size = model.config.vocab_size
     targets = torch.randint(0, size, (7,), generator=torch.Generator().manual_seed(0))
@@ -108,7 +104,6 @@ def test_places_without_a_choice_are_sure_and_pass_no_gradient(base_path: Path) 
     )[0]
     chosen.sum().backward()
     assert chosen.tolist() == [0.0, 0.0]
-    assert hidden.grad is not None
     assert hidden.grad.abs().max() == 0
 
 
@@ -150,9 +145,6 @@ def test_probabilities_of_all_answers_of_a_form_sum_to_one(base_path: Path, stra
     assert float(base.policy_tokens(free)[0].detach().sum(1).exp().sum()) < 0.1
 
 
-# --- What is sampled ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3", "gemma3_text", "gpt2"])
 def test_models_of_random_weights_sample_within_the_form(architecture: str, tmp_path: Path) -> None:
@@ -180,20 +172,17 @@ def test_models_of_random_weights_sample_within_the_form(architecture: str, tmp_
     assert all(rollout.ended for rollout in rollouts[:8])
     items = [rollout.item for rollout in rollouts]
     allowed = forms.allowed_tokens(items)
-    assert allowed is not None
     tokens = [token for item in items for token in item.response_ids]
     assert all(
         allowed.sets[n, token]
         for n, token in zip(allowed.index.tolist(), tokens, strict=True)
         if n != NO_CHOICE
     )
-    free = sum(len(item.response_ids) for item in items[8:])
-    assert bool(allowed.sets[allowed.index[-free:]].all())
+    assert bool(allowed.sets[allowed.index[-sum(len(item.response_ids) for item in items[8:]) :]].all())
 
 
 def test_a_prompt_of_two_forms_is_answered_freely(base_path: Path) -> None:
-    policy = load_policy(str(base_path), hardware=HARDWARE)
-    forms = policy.answer_forms()
+    forms = load_policy(str(base_path), hardware=HARDWARE).answer_forms()
     assert not forms
     forms.add([5, 6], ("no", "yes"))
     forms.add([5, 6], ("no", "yes"))
@@ -208,9 +197,13 @@ def test_a_form_that_nothing_can_enforce_is_noted_before_training(base_path: Pat
     agent = TemplateAgent("shop", "", "", system_prompt="Sell.", template="{ask}", schema=pattern)
     rows = [{"prompt": agent.render({"ask": f"item {n}"}), "state": {"ask": f"item {n}"}} for n in range(2)]
     trainer = PPOTrainer(
-        QUICK.with_knobs(max_new_tokens=4, max_steps=1, batch_size=4, allow_constant_reward=True), str(base_path),
-        output_dir=tmp_path / "run", agent="shop", hardware=HARDWARE, rewards=[Short()],
-    )  # fmt: skip
+        QUICK.with_knobs(max_new_tokens=4, max_steps=1, batch_size=4, allow_constant_reward=True),
+        str(base_path),
+        output_dir=tmp_path / "run",
+        agent="shop",
+        hardware=HARDWARE,
+        rewards=[Short()],
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(AGENTS, "shop", agent)
         result = trainer.train(rows)
@@ -230,13 +223,9 @@ def test_a_forced_token_is_no_action(base_path: Path) -> None:
     assert not micro.action_mask[0, -1] or len(policy.encoder.stop_ids) > 1
     assert base.policy_tokens(micro)[0][0][~micro.action_mask[0]].abs().max() == 0
     assert PPORecipe(vllm_server="http://127.0.0.1:1").constrains is False
-    assert GRPORecipe(mode="logged").constrains is False
     assert GRPORecipe().constrains
     assert not GRPORecipe(constrained_decoding=False).constrains
     assert not SFTRecipe().constrains
-
-
-# --- Runs ---------------------------------------------------------------------------------------------------
 
 
 class Short:
@@ -289,9 +278,7 @@ RUNS = {
 @pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.parametrize("method", sorted(RUNS))
-def test_an_agent_whose_form_the_base_does_not_write_is_taught_by_its_rewards(
-    method: str, tmp_path: Path
-) -> None:
+def test_an_unwritten_form_is_taught_by_rewards(method: str, tmp_path: Path) -> None:
     trainer, recipe = RUNS[method]
     options = {"agent": "workshop", "hardware": HARDWARE, "rewards": [Short()]}
     with pytest.MonkeyPatch.context() as patch:
@@ -307,7 +294,6 @@ def test_an_agent_whose_form_the_base_does_not_write_is_taught_by_its_rewards(
         before = reward_of(load_policy("bundled", hardware=HARDWARE))
         result = run.train(ROWS[:48], ROWS[48:52])
         look = answers_check(run.load_base_model(), ROWS[:8], "workshop", within=True)
-    assert look is not None
     assert (look.served, look.share) == (WITHIN, 1.0)
     assert result.history["valid"] == [1.0] * len(result.history["valid"])
     assert result.metrics["eval_kl"] > 0
@@ -315,9 +301,7 @@ def test_an_agent_whose_form_the_base_does_not_write_is_taught_by_its_rewards(
 
 
 @pytest.mark.campaign
-def test_packed_and_stock_rows_give_one_probability_among_allowed_tokens(
-    base_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_rows_are_the_stock(base_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, torch.Tensor] = {}
     plain = GroupTrainer._get_per_token_logps_and_entropies
 

@@ -1,6 +1,4 @@
-"""Container files without Docker: linted, cross-checked, and what they run is run as they say, without torch."""
-
-from __future__ import annotations
+"""Container files, units, alerts and dashboard, checked without Docker: what they run and name exists."""
 
 import fnmatch
 import json
@@ -24,9 +22,13 @@ from django.core.management import call_command, get_commands, load_command_clas
 from django.core.management.base import CommandError
 
 from backend.command import TRAINING_PACKAGES, RatchetCommand
+from rl.api.health import _gauges
+from rl.serving import metrics
 from tests.support.migrated_database import template_copy
 from tests.support.server import free_port
 from tests.support.stub_openai import ModelServer
+
+pytestmark = pytest.mark.django_db
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
@@ -74,9 +76,6 @@ def environment_of(stage: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-# --- Lint, and one file against the other -----------------------------------------------------------------------
-
-
 def test_the_dockerfile_has_nothing_that_hadolint_finds() -> None:
     linter = Path(sys.executable).with_name("hadolint")
     done = subprocess.run(
@@ -102,13 +101,6 @@ def test_an_image_runs_as_nobody_who_owns_its_code(image: str) -> None:
     (user,) = (line.removeprefix("USER ") for line in instructions(image) if line.startswith("USER "))
     assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", user)
     assert any(f"useradd --uid {user.split(':')[0]} " in line for line in instructions(image))
-
-
-def test_every_service_is_built_from_a_stage_or_has_a_version() -> None:
-    built = {s["image"]: s["build"]["target"] for s in SERVICES.values() if "build" in s}
-    assert set(built.values()) == {"web", "trainer"} <= set(stages())
-    for name, service in SERVICES.items():
-        assert service["image"] in built or re.search(r":\d", service["image"]), name
 
 
 def test_services_wait_for_what_can_tell_that_it_is_there() -> None:
@@ -137,7 +129,11 @@ def test_volumes_and_files_that_services_name_are_there() -> None:
 def commands() -> Iterator[list[str]]:
     """Words of every command of ours that images and services run."""
     for service in SERVICES.values():
-        for part in service.get("command", []):
+        command = service.get("command", [])
+        if "manage.py" in command:
+            yield command
+            continue
+        for part in command:
             for line in part.splitlines():
                 yield shlex.split(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", line))
     for stage in stages():
@@ -148,16 +144,15 @@ def commands() -> Iterator[list[str]]:
                 yield json.loads(line.removeprefix("CMD "))
 
 
-def test_every_command_is_one_and_takes_its_options() -> None:
+def test_commands_take_their_options_and_share_a_port() -> None:
+    # every command is one and takes its options
     run = [words[words.index("manage.py") + 1 :] for words in commands() if "manage.py" in words]
-    assert {words[0] for words in run} == {"check", "migrate", "online_learner", "export_model", "qcluster"}
+    assert {words[0] for words in run} == {"check", "migrate", "online_learner", "export_model", "serve"}
     for words in run:
         app = get_commands()[words[0]]
         command = load_command_class(app, words[0]) if isinstance(app, str) else app
         command.create_parser("manage.py", words[0]).parse_args(words[1:])
-
-
-def test_the_proxy_the_probe_and_the_server_agree_on_the_port() -> None:
+    # the proxy the probe and the server agree on the port
     (serve,) = (words for words in commands() if words and words[0] == "gunicorn")
     port = serve[serve.index("--bind") + 1].split(":")[1]
     assert f"reverse_proxy web:{port} " in (ROOT / "deploy/Caddyfile").read_text("utf-8")
@@ -166,35 +161,22 @@ def test_the_proxy_the_probe_and_the_server_agree_on_the_port() -> None:
     assert f"http://localhost:{port}/readyz" in DOCKERFILE
 
 
-# --- Settings ---------------------------------------------------------------------------------------------------
-
-
-def test_every_variable_of_the_example_is_a_setting() -> None:
+def test_variables_of_services_are_settings() -> None:
+    # every variable of the example is a setting
     page = (ROOT / "docs/settings.md").read_text("utf-8")
     named = set(env_example(commented=True)) - FOR_COMPOSE
     assert {"SECRET_KEY", "ALLOWED_HOSTS", "HTTPS_ONLY", "NUM_PROXIES", "DATABASE_URL"} <= named
     assert [name for name in sorted(named) if f"`{name}`" not in page] == []
-
-
-def test_every_variable_compose_reads_is_in_the_example() -> None:
+    # every variable compose reads is in the example
     text = (ROOT / "compose.yaml").read_text("utf-8") + (ROOT / "deploy/Caddyfile").read_text("utf-8")
     read = set(re.findall(r"\$\{?([A-Z_]+)", text))
     assert read >= FOR_COMPOSE
     assert read <= set(env_example(commented=True))
-
-
-def test_services_and_images_set_settings_that_there_are() -> None:
+    # services and images set settings that there are
     page = (ROOT / "docs/settings.md").read_text("utf-8")
     ours = {name for name in SERVICES["web"]["environment"] if name not in FOR_COMPOSE}
     ours |= {name for name in environment_of("web") if name.startswith(("RATCHET", "PROMETHEUS"))}
     assert [name for name in sorted(ours) if f"`{name}`" not in page] == []
-    clusters = {
-        SERVICES["worker"]["environment"]["Q_CLUSTER_NAME"],
-        environment_of("trainer")["Q_CLUSTER_NAME"],
-    }
-    from django.conf import settings
-
-    assert clusters == {settings.Q_CLUSTER["name"], *settings.Q_CLUSTER["ALT_CLUSTERS"]}
 
 
 @pytest.mark.parametrize("unit", sorted((ROOT / "deploy/systemd").iterdir()), ids=lambda unit: unit.stem)
@@ -208,17 +190,13 @@ def test_a_unit_starts_what_its_container_runs(unit: Path) -> None:
     name = unit.stem.removeprefix("ratchet-")
     stage = "web" if name == "web" else "trainer"
     (line,) = (line for line in stages()[stage][1] if line.startswith("CMD"))
-    contained = json.loads(line.removeprefix("CMD "))
+    contained = SERVICES[name].get("command", json.loads(line.removeprefix("CMD ")))
     if name == "web":
         apart = {"0.0.0.0:8000", "127.0.0.1:8000", "--worker-tmp-dir", "/dev/shm"}
         assert program == contained[0]
         assert {*words} - apart == {*contained[1:]} - apart
     else:
         assert [program, *words] == contained
-        assert ("Q_CLUSTER_NAME=training" in service["Environment"]) == (name == "trainer")
-
-
-# --- The web image, run -------------------------------------------------------------------------------------------
 
 
 def in_context(path: str, patterns: list[str]) -> bool:
@@ -290,11 +268,9 @@ def test_a_command_that_loads_models_says_where_it_runs() -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.django_db
 def test_the_web_image_runs_behind_a_proxy_without_torch(tmp_path: Path) -> None:
     code, home = tmp_path / "code", tmp_path / "data"
-    copied = context_copy(code)
-    assert not [path for path in copied if path.startswith((".", "tests/", "examples/"))]
+    assert not [path for path in context_copy(code) if path.startswith((".", "tests/", "examples/"))]
     (tmp_path / "without").mkdir()
     hidden = not_in_the_web_image()
     assert {"torch", "transformers", "sklearn"} <= hidden
@@ -318,8 +294,11 @@ def test_the_web_image_runs_behind_a_proxy_without_torch(tmp_path: Path) -> None
         step = check.removeprefix("RUN ").split(" && ")[0].replace("/tmp/check", str(tmp_path / "check"))
         checked = subprocess.run(
             ["bash", "-ec", f"{step} --deploy --fail-level WARNING"],
-            cwd=code, env=environment, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=code,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert checked.returncode == 0, checked.stderr
         serve = next(words for words in commands() if words and words[0] == "gunicorn")
         serve = [word.replace("0.0.0.0:8000", f"127.0.0.1:{port}") for word in serve]
@@ -347,3 +326,61 @@ def test_the_web_image_runs_behind_a_proxy_without_torch(tmp_path: Path) -> None
         finally:
             server.terminate()
             server.wait(60)
+
+
+RULES: list[dict[str, Any]] = yaml.safe_load(
+    (ROOT / "deploy/prometheus/ratchet.rules.yml").read_text("utf-8")
+)["groups"][0]["rules"]
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/ratchet.json").read_text("utf-8"))
+EXPRESSIONS = [
+    *(rule["expr"] for rule in RULES),
+    *(target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]),
+    *(
+        variable["query"]["query"]
+        for variable in DASHBOARD["templating"]["list"]
+        if variable["type"] == "query"
+    ),
+]
+
+
+def series() -> dict[str, set[str]]:
+    """Name of every series that /metrics gives -> its labels."""
+    found: dict[str, set[str]] = {name: set() for name in _gauges()}
+    counters = (metrics.REQUESTS, metrics.TOKENS, metrics.FALLBACKS, metrics.DECISIONS_RECORDED)
+    found |= {f"{metric._name}_total": set(metric._labelnames) for metric in counters}
+    labels = set(metrics.SECONDS._labelnames)
+    return found | {
+        "ratchet_gateway_seconds_bucket": labels | {"le"},
+        "ratchet_gateway_seconds_count": labels,
+        "ratchet_gateway_seconds_sum": labels,
+    }
+
+
+def test_alerts_and_panels_ask_for_metrics_and_labels_that_there_are() -> None:
+    known = series()
+    assert len(EXPRESSIONS) >= 15
+    for expression in EXPRESSIONS:
+        bare = re.sub(r'"[^"]*"', '""', expression)
+        names = set(re.findall(r"\bratchet_\w+", bare))
+        assert names <= set(known), expression
+        labels = set(re.findall(r"(\w+)=~?\"\"", bare))
+        labels |= {name.strip() for group in re.findall(r"by \(([^)]*)\)", bare) for name in group.split(",")}
+        assert labels - set().union(*(known[name] for name in names)) <= {"job"}, expression
+
+
+def test_every_metric_is_on_the_dashboard() -> None:
+    shown = "\n".join(EXPRESSIONS)
+    missing = [name for name in series() if name not in shown]
+    assert missing == ["ratchet_gateway_seconds_count", "ratchet_gateway_seconds_sum"]
+
+
+def test_alerts_are_explained_and_scraped() -> None:
+    # every alert says what to do on the page of production
+    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    assert re.findall(r"(?m)^\| `(Ratchet\w+)` \|", page) == [rule["alert"] for rule in RULES]
+    assert {rule["labels"]["severity"] for rule in RULES} <= {"page", "ticket"}
+    # prometheus scrapes the job that the alerts watch
+    scrape = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))
+    (job,) = scrape["scrape_configs"]
+    assert f'up{{job="{job["job_name"]}"}} == 0' in {rule["expr"] for rule in RULES}
+    assert scrape["rule_files"] == ["ratchet.rules.yml"]

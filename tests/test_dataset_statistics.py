@@ -1,24 +1,19 @@
-"""Statistics of a dataset, and what several raters of one answer come to."""
+"""Datasets made of files, and the statistics of a dataset."""
 
-from __future__ import annotations
-
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedback.cache import forget_all
-from feedback.models import AgentSettings, Decision
+from feedback.models import Decision
 from feedback.services import rating_submit
-from rl.datasets import (
-    get_training_stats,
-    prepare_training_dataset,
-)
+from rl.datasets import DatasetRefused, get_training_stats, prepare_training_dataset
+from rl.datasets.rows import FeedbackFile
+from rl.jobs.lifecycle import TrainOrder
 from tests.support.dataset_feedback import decide, feed, prompts_in, rate
 
 pytestmark = pytest.mark.django_db
-
-
-# --- Statistics -------------------------------------------------------------------------------------------
 
 
 def test_statistics_count_balance_raters_lengths_and_duplicates() -> None:
@@ -54,32 +49,10 @@ def test_statistics_of_all_agents_are_keyed_by_agent() -> None:
     assert sorted(get_training_stats()["agents"]) == ["one", "two"]
 
 
-def test_preparing_asks_the_database_a_fixed_number_of_questions(
-    django_assert_max_num_queries: Any,
-) -> None:
+def test_preparing_asks_the_database_a_fixed_number_of_questions(django_assert_max_num_queries: Any) -> None:
     feed(train=40, eval=4, holdout=4)
     with django_assert_max_num_queries(25):
         prepare_training_dataset("helper")
-
-
-# --- Several raters ---------------------------------------------------------------------------------------
-
-
-def judged_by_a_crowd() -> str:
-    """Three raters: ann and bob agree on twenty responses, eve says the other thing; of the last one eve says good, and
-    ann bad. Returns its prompt."""
-    other = {"up": "down", "down": "up"}
-
-    def said(row: Decision, **thumbs: str) -> None:
-        for rater, thumb in thumbs.items():
-            rating_submit(decision=row, rater=rater, thumb=thumb)
-
-    for number in range(20):
-        thumb = "up" if number % 2 else "down"
-        said(decide(f"known {number}", "a"), ann=thumb, bob=thumb, eve=other[thumb])
-    (prompt,) = prompts_in("train", 1)
-    said(decide(prompt, "disputed"), ann="down", eve="up")
-    return prompt
 
 
 def score_of(prompt: str) -> tuple[float, int]:
@@ -88,32 +61,130 @@ def score_of(prompt: str) -> tuple[float, int]:
     return row["score"], row["votes"]
 
 
-def test_by_majority_one_against_one_decides_nothing() -> None:
-    assert score_of(judged_by_a_crowd()) == (0.5, 2)
+def test_one_against_one_decides_nothing() -> None:
+    (prompt,) = prompts_in("train", 1)
+    row = decide(prompt, "disputed")
+    for rater, thumb in (("ann", "down"), ("eve", "up")):
+        rating_submit(decision=row, rater=rater, thumb=thumb)
+    assert score_of(prompt) == (0.5, 2)
 
 
-def test_by_reliability_the_rater_who_is_usually_right_decides() -> None:
-    """Where the agent wants Dawid-Skene; eve, who always errs, is as good as a no."""
-    prompt = judged_by_a_crowd()
-    AgentSettings.objects.create(agent="helper", aggregation="dawid_skene")
-    forget_all()
-    score, votes = score_of(prompt)
-    assert 0 <= score < 0.1
-    assert votes == 2
-    dataset = prepare_training_dataset("helper", "labels", min_samples=1, dry_run=True)
-    assert dataset.query["aggregation"] == "dawid_skene"
-    assert "undecided" not in dataset.left_out
+def trl_file(path: Path, count: int = 30) -> Path:
+    rows = [{"prompt": f"question {i}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
-def test_by_reliability_what_a_person_says_goes_before_a_simulated_rater() -> None:
-    prompt = judged_by_a_crowd()
-    AgentSettings.objects.create(agent="helper", aggregation="dawid_skene")
-    forget_all()
-    rating_submit(decision=decide(prompt, "disputed"), rater="robot", thumb="up", rater_kind="simulated")
-    other = decide(prompt, "another")
-    rating_submit(decision=other, rater="ann", thumb="down")
-    rating_submit(decision=other, rater="robot", thumb="up", rater_kind="simulated")
-    dataset = prepare_training_dataset("helper", "labels", min_samples=1, dry_run=True)
-    (row,) = [r for r in dataset.rows() if r["completion"] == "another"]
-    assert (row["label"], row["votes"], row["simulated"]) == (False, 1, False)
-    assert dataset.left_out["beside_a_person"] == 1
+def test_a_file_becomes_a_dataset_without_being_imported(tmp_path: Path) -> None:
+    prepared = prepare_training_dataset("helper", source=FeedbackFile(trl_file(tmp_path / "pairs.jsonl")))
+    assert prepared.samples == 30
+    assert prepared.sources == {"comparison": 30}
+    assert prepared.query["format"] == "trl"
+    assert prepared.query["files"][0]["name"] == "pairs.jsonl"
+    assert Decision.objects.count() == 0
+    row = next(prepared.rows())
+    number = row["prompt"][0]["content"].split()[1]
+    assert (row["chosen"], row["rejected"]) == (f"good {number}", f"bad {number}")
+
+
+def test_a_prompt_stands_on_the_same_side_from_a_file_as_from_the_database(tmp_path: Path) -> None:
+    file = trl_file(tmp_path / "pairs.jsonl")
+    prepared = prepare_training_dataset("helper", source=FeedbackFile(file))
+    from_file = {row["prompt_hash"]: row["split"] for row in prepared.rows()}
+    for number in range(40):
+        rate(f"question {number}", "yes", "up")
+        rate(f"question {number}", "no", "down")
+    rows = list(prepare_training_dataset("helper").rows())
+    recorded = {row["prompt_hash"]: row["split"] for row in rows}
+    assert len(from_file) == 30
+    assert {name: recorded[name] for name in from_file} == from_file
+
+
+def test_a_broken_line_and_a_missing_file_are_refused_and_an_odd_row_is_left_out(tmp_path: Path) -> None:
+    path = trl_file(tmp_path / "pairs.jsonl")
+    whole = path.read_text()
+    path.write_text(whole + '{"prompt": "cut off\n')
+    with pytest.raises(DatasetRefused, match=r"pairs\.jsonl line 31: not JSON"):
+        prepare_training_dataset("helper", source=FeedbackFile(path))
+    with pytest.raises(DatasetRefused, match="No such file"):
+        prepare_training_dataset("helper", source=FeedbackFile(tmp_path / "none.jsonl"))
+    path.write_text(whole + json.dumps({"prompt": "q", "chosen": "", "rejected": "b"}) + "\n")
+    prepared = prepare_training_dataset("helper", source=FeedbackFile(path))
+    assert (prepared.samples, prepared.left_out) == (30, {"refused_row": 1})
+
+
+def test_entries_that_name_a_scenario_are_asked_as_the_agent_asks(tmp_path: Path) -> None:
+    from rl.agents import get_agent
+
+    agent = get_agent("widgets")
+    scenario = agent.scenarios()[0]
+    liked, disliked = scenario.state["widgets"][:2]
+    entries = [
+        {"entry_id": "1", "scenario": scenario.key, "widget": liked},
+        {"entry_id": "2", "scenario": scenario.state, "widget": disliked},
+    ]
+    (tmp_path / "entries.json").write_text(json.dumps(entries))
+    (tmp_path / "ratings.json").write_text(
+        json.dumps([{"entry_id": "1", "rating": "up"}, {"entry_id": "2", "rating": "down", "tags": ["odd"]}])
+    )
+    prepared = prepare_training_dataset(
+        "widgets", source=FeedbackFile(tmp_path / "entries.json", tmp_path / "ratings.json"), min_samples=0
+    )
+    (row,) = prepared.rows()
+    assert row["prompt"] == agent.render(scenario.state)
+    assert json.loads(row["chosen"]) == {"widget": liked}
+    assert json.loads(row["rejected"]) == {"widget": disliked}
+    assert row["tags"] == ["odd"]
+
+
+def test_rows_with_tools_keep_messages_and_tools(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    call = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "weather", "arguments": {}}}],
+        },
+        {"role": "tool", "name": "weather", "content": "4 C"},
+        {"role": "assistant", "content": "4 C."},
+    ]
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"Weather in {city}?"}],
+            "chosen": call,
+            "rejected": [{"role": "assistant", "content": "Warm."}],
+            "tools": tools,
+        }
+        for city in ("Oslo", "Rome", "Lima", "Cairo", "Hanoi", "Quito")
+    ]
+    (tmp_path / "tools.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepared = prepare_training_dataset(
+        "helper", source=FeedbackFile(tmp_path / "tools.jsonl"), min_samples=1
+    )
+    row = next(prepared.rows())
+    assert [message["role"] for message in row["chosen"]] == ["assistant", "tool", "assistant"]
+    assert row["chosen"][0]["tool_calls"][0]["function"] == {"name": "weather", "arguments": "{}"}
+    assert row["rejected"] == [{"role": "assistant", "content": "Warm."}]
+    assert row["tools"] == tools
+
+
+def test_a_file_in_which_nothing_is_said_of_any_response_shows_what_to_imitate(tmp_path: Path) -> None:
+    def shown(name: str, rows: list[dict[str, Any]]) -> Any:
+        path = tmp_path / name
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return prepare_training_dataset(
+            "helper", source=FeedbackFile(path), kind="corrections", min_samples=1
+        )
+
+    rows = [{"prompt": f"Where is parcel {i}?", "answer": "At the depot."} for i in range(12)]
+    silent = shown("silent.jsonl", rows)
+    assert (sum(silent.counts.values()), silent.sources) == (12, {"demonstration": 12})
+    with pytest.raises(DatasetRefused, match=r"0 pairs found .* 12 no_preference"):
+        prepare_training_dataset("helper", source=FeedbackFile(tmp_path / "silent.jsonl"))
+    # where one response was judged, silence about the others is no praise
+    judged = shown("judged.jsonl", [{**row, "thumb": "" if i != 3 else "up"} for i, row in enumerate(rows)])
+    assert (sum(judged.counts.values()), judged.sources) == (1, {"ratings": 1})
+    assert judged.left_out["no_preference"] == 11
+    for source, named in (("ether", "db or file"), ("file", "--data-file")):
+        with pytest.raises(DatasetRefused, match=named):
+            _ = TrainOrder("helper", source=source).feedback_file

@@ -1,16 +1,12 @@
-"""Feedback in the database becomes immutable snapshots; what cannot is refused and leaves nothing."""
-
-from __future__ import annotations
+"""Feedback in the database becomes immutable snapshots of each kind; what cannot is refused and leaves nothing."""
 
 import hashlib
-import os
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedback.models import Decision, Rating
 from feedback.services import comparison_submit, decision_record, rating_submit, rating_withdraw
 from rl.datasets import (
     DatasetRefused,
@@ -25,9 +21,6 @@ from rl.models import Snapshot
 from tests.support.dataset_feedback import decide, feed, prompts_in, rate
 
 pytestmark = pytest.mark.django_db
-
-
-# --- From the database ------------------------------------------------------------------------------------
 
 
 def test_rated_answers_become_pairs_in_their_splits() -> None:
@@ -153,28 +146,28 @@ def test_lists_of_text_parts_are_joined_and_images_left_out() -> None:
     assert get_training_stats("helper")["left_out"] == {"not_text": 1}
 
 
-# --- The snapshot -----------------------------------------------------------------------------------------
-
-
-def test_the_file_is_named_after_its_hash_and_read_only(ratchet_home: Path) -> None:
+def test_the_file_is_named_after_its_hash_and_read_only_and_a_dry_run_writes_none(ratchet_home: Path) -> None:
     feed()
+    dry = prepare_training_dataset("helper", dry_run=True)
+    assert list(ratchet_home.rglob("*.jsonl")) == []
+    assert not Snapshot.objects.exists()
     prepared = prepare_training_dataset("helper")
+    assert (dry.counts, dry.left_out, dry.sources) == (prepared.counts, prepared.left_out, prepared.sources)
+    assert list(dry.rows("train")) == list(prepared.rows("train"))
+    snapshot = prepared.snapshot
     assert prepared.path
+    assert snapshot
     sha256 = hashlib.sha256(prepared.path.read_bytes()).hexdigest()
-    assert prepared.path == ratchet_home / "snapshots" / "helper" / f"{sha256[:16]}.jsonl"
+    assert (snapshot.sha256, snapshot.path) == (sha256, f"snapshots/helper/{sha256[:16]}.jsonl")
+    assert prepared.path == ratchet_home / snapshot.path
     assert stat.S_IMODE(prepared.path.stat().st_mode) == 0o444
-    assert prepared.snapshot
-    assert prepared.snapshot.sha256 == sha256
-    assert prepared.snapshot.path == f"snapshots/helper/{sha256[:16]}.jsonl"
-    assert prepared.snapshot.counts == {"train": 12, "eval": 2, "holdout": 3}
-    assert prepared.snapshot.feedback_count == 34
-
-
-def test_the_same_feedback_gives_the_same_snapshot() -> None:
-    feed()
-    first, second = prepare_training_dataset("helper"), prepare_training_dataset("helper")
-    assert first.snapshot == second.snapshot
+    assert (snapshot.counts, snapshot.feedback_count) == ({"train": 12, "eval": 2, "holdout": 3}, 34)
+    # the same feedback gives the same snapshot
+    assert prepare_training_dataset("helper").snapshot == snapshot
     assert Snapshot.objects.count() == 1
+    assert len(list(snapshot_rows(snapshot))) == 17
+    assert [row["split"] for row in snapshot_rows(snapshot, "eval")] == ["eval"] * 2
+    assert list(prepared.rows("holdout")) == list(snapshot_rows(snapshot, "holdout"))
 
 
 def test_more_feedback_gives_another_snapshot_and_leaves_the_first() -> None:
@@ -190,30 +183,7 @@ def test_more_feedback_gives_another_snapshot_and_leaves_the_first() -> None:
     assert list(first.rows()) == before
 
 
-def test_the_order_in_which_feedback_arrived_does_not_change_the_file() -> None:
-    said = [
-        (p, r, t) for p in prompts_in("train", 6) for r, t in (("yes", "up"), ("no", "down"), ("eh", "up"))
-    ]
-    files = []
-    for order in (said, said[::-1]):
-        Rating.objects.all().delete()
-        Decision.objects.all().delete()
-        for prompt, response, thumb in order:
-            rate(prompt, response, thumb)
-        files.append(prepare_training_dataset("helper").path)
-    assert files[0] == files[1]
-
-
-def test_rows_of_one_split_are_read_from_the_snapshot() -> None:
-    feed()
-    prepared = prepare_training_dataset("helper")
-    assert prepared.snapshot
-    assert len(list(snapshot_rows(prepared.snapshot))) == 17
-    assert [row["split"] for row in snapshot_rows(prepared.snapshot, "eval")] == ["eval"] * 2
-    assert list(prepared.rows("holdout")) == list(snapshot_rows(prepared.snapshot, "holdout"))
-
-
-def test_a_changed_file_is_refused_before_its_first_row() -> None:
+def test_a_changed_or_missing_file_is_refused_before_its_first_row_and_prepared_again() -> None:
     feed()
     prepared = prepare_training_dataset("helper")
     assert prepared.path
@@ -222,37 +192,12 @@ def test_a_changed_file_is_refused_before_its_first_row() -> None:
     prepared.path.write_bytes(prepared.path.read_bytes().replace(b"yes", b"yEs", 1))
     with pytest.raises(DatasetRefused, match=f"snapshot {prepared.snapshot.pk} was changed"):
         next(snapshot_rows(prepared.snapshot))
-
-
-def test_a_snapshot_whose_file_is_gone_is_refused() -> None:
-    feed()
-    prepared = prepare_training_dataset("helper")
-    assert prepared.path
-    assert prepared.snapshot
-    prepared.path.unlink()
-    with pytest.raises(DatasetRefused, match="cannot be read"):
-        next(snapshot_rows(prepared.snapshot))
-
-
-def test_preparing_again_heals_a_changed_file() -> None:
-    feed()
-    prepared = prepare_training_dataset("helper")
-    assert prepared.path
-    prepared.path.chmod(0o644)
-    prepared.path.write_bytes(b"{}\n")
     again = prepare_training_dataset("helper")
     assert again.snapshot == prepared.snapshot
     assert len(list(again.rows())) == 17
-
-
-def test_a_dry_run_writes_nothing_and_counts_the_same(ratchet_home: Path) -> None:
-    feed()
-    dry = prepare_training_dataset("helper", dry_run=True)
-    assert list(ratchet_home.rglob("*.jsonl")) == []
-    assert Snapshot.objects.count() == 0
-    wet = prepare_training_dataset("helper")
-    assert (dry.counts, dry.left_out, dry.sources) == (wet.counts, wet.left_out, wet.sources)
-    assert list(dry.rows("train")) == list(wet.rows("train"))
+    prepared.path.unlink()
+    with pytest.raises(DatasetRefused, match="cannot be read"):
+        next(snapshot_rows(prepared.snapshot))
 
 
 def test_a_held_out_prompt_tells_which_answers_people_prefer() -> None:
@@ -277,66 +222,47 @@ def test_a_sample_is_always_the_same() -> None:
     assert first.snapshot == second.snapshot
 
 
-# --- Refusals ---------------------------------------------------------------------------------------------
-
-
-def test_too_few_pairs_say_how_many_and_what_to_do(ratchet_home: Path) -> None:
+def test_too_few_pairs_say_how_many_what_was_left_out_and_what_to_do(ratchet_home: Path) -> None:
+    with pytest.raises(DatasetRefused, match="no decisions are recorded yet"):
+        prepare_training_dataset("helper")
     feed(train=3, eval=1, holdout=0)
+    rate("another question", "yes", "up")
     with pytest.raises(DatasetRefused) as refusal:
         prepare_training_dataset("helper", min_samples=50)
-    assert str(refusal.value).startswith("4 pairs found for agent helper, 50 needed")
-    assert "/rate/?agent=helper" in str(refusal.value)
-    assert "--min-samples" in str(refusal.value)
+    for said in (
+        "4 pairs",
+        "helper",
+        "50 needed",
+        "1 single_response",
+        "/rate/?agent=helper",
+        "--min-samples",
+    ):
+        assert said in str(refusal.value)
     assert list(ratchet_home.rglob("*.jsonl")) == []
-    assert Snapshot.objects.count() == 0
-
-
-def test_a_refusal_for_too_few_says_what_was_left_out() -> None:
-    feed(train=1, eval=0, holdout=0)
-    rate("another question", "yes", "up")
-    with pytest.raises(DatasetRefused, match="left out: 1 single_response"):
-        prepare_training_dataset("helper")
+    assert not Snapshot.objects.exists()
+    decide("q", "a", agent="filer")
+    with pytest.raises(DatasetRefused, match="known are filer, helper"):
+        prepare_training_dataset("nobody")
+    for agent in ("../../etc", "a/b", "UPPER", "", ".."):
+        with pytest.raises(DatasetRefused, match="slug"):
+            prepare_training_dataset(agent, source=FeedbackFile(Path("x.jsonl")))
+    asked: dict[str, dict[str, Any]] = {
+        "kind is one of pairs": {"kind": "poems"},
+        "max_samples": {"max_samples": 0},
+        "source is db or file": {"source": "net"},
+        "expected data_file": {"source": "file"},
+    }
+    for named, wish in asked.items():
+        with pytest.raises(DatasetRefused, match=named):
+            prepare_training_dataset("helper", **wish)
 
 
 def test_held_out_pairs_alone_cannot_be_trained_on() -> None:
     feed(train=0, eval=2, holdout=2)
-    with pytest.raises(DatasetRefused, match="none of them in the train split"):
+    with pytest.raises(DatasetRefused, match="train split"):
         prepare_training_dataset("helper", min_samples=1)
     held = prepare_training_dataset("helper", min_samples=1, for_training=False)
     assert held.counts == {"train": 0, "eval": 2, "holdout": 2}
-
-
-def test_an_agent_nobody_heard_of_is_refused_with_those_known() -> None:
-    decide("q", "a", agent="filer")
-    decide("q", "a", agent="widgets")
-    with pytest.raises(DatasetRefused, match="known are filer, widgets"):
-        prepare_training_dataset("helper")
-
-
-def test_with_no_decisions_at_all_it_says_so() -> None:
-    with pytest.raises(DatasetRefused, match="no decisions are recorded yet"):
-        prepare_training_dataset("helper")
-
-
-@pytest.mark.parametrize("agent", ["../../etc", "a/b", "UPPER", "", ".."])
-def test_an_agent_that_is_no_slug_reaches_no_folder(agent: str) -> None:
-    with pytest.raises(DatasetRefused, match="slug"):
-        prepare_training_dataset(agent, source=FeedbackFile(Path("x.jsonl")))
-
-
-@pytest.mark.parametrize(
-    ("asked", "named"),
-    [
-        ({"kind": "poems"}, "kind is one of pairs"),
-        ({"max_samples": 0}, "max_samples"),
-        ({"source": "net"}, "source is db or file"),
-        ({"source": "file"}, "expected data_file"),
-    ],
-)
-def test_what_cannot_be_asked_for_is_refused_by_name(asked: dict[str, Any], named: str) -> None:
-    feed()
-    with pytest.raises(DatasetRefused, match=named):
-        prepare_training_dataset("helper", **asked)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(ratchet_home: Path) -> None:
@@ -347,18 +273,7 @@ def test_a_folder_that_cannot_be_made_is_refused(ratchet_home: Path) -> None:
     assert Snapshot.objects.count() == 0
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_an_unwritable_folder_is_refused(ratchet_home: Path) -> None:
-    feed()
-    (ratchet_home / "snapshots" / "helper").mkdir(parents=True)
-    (ratchet_home / "snapshots" / "helper").chmod(0o555)
-    with pytest.raises(DatasetRefused, match="make the folder writable"):
-        prepare_training_dataset("helper")
-
-
-def test_a_full_disk_is_refused_and_leaves_nothing(
-    ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing(ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed()
 
     def full(descriptor: int) -> None:
@@ -369,3 +284,38 @@ def test_a_full_disk_is_refused_and_leaves_nothing(
         prepare_training_dataset("helper")
     assert [p for p in ratchet_home.rglob("*") if p.is_file()] == []
     assert Snapshot.objects.count() == 0
+
+
+@pytest.fixture
+def rated() -> None:
+    """Thirty prompts answered well, with stars, and ten of them also badly."""
+    for number in range(30):
+        row = decision_record(agent="helper", messages=f"question {number}", response=f"good {number}").row
+        rating_submit(decision=row, rater="ada", stars=5)
+        if number < 10:
+            bad = decision_record(agent="helper", messages=f"question {number}", response="no").row
+            rating_submit(decision=bad, rater="bob", stars=2)
+
+
+@pytest.mark.usefixtures("rated")
+def test_every_kind_has_its_rows() -> None:
+    rows = {"pairs": 10, "labels": 40, "scores": 40, "corrections": 30, "prompts": 30}
+    found = {
+        kind: prepare_training_dataset("helper", kind=kind, for_training=False, dry_run=True).samples
+        for kind in rows
+    }
+    assert found == rows
+
+
+@pytest.mark.usefixtures("rated")
+def test_statistics_speak_of_every_kind() -> None:
+    kinds = get_training_stats("helper")["kinds"]
+    assert set(kinds) == {"labels", "scores", "corrections", "prompts"}
+    labels = kinds["labels"]
+    assert (labels["balance"]["good"], labels["balance"]["bad"]) == (30, 10)
+    assert labels["duplicates"] == 9  # "no" ten times
+    assert sum(labels["rows"].values()) == 40
+    # five stars are 1, two are 0.25
+    assert kinds["scores"]["scores"]["mean"] == pytest.approx((30 + 10 * 0.25) / 40)
+    assert kinds["prompts"]["prompts"] == 30
+    assert kinds["corrections"]["length_chars"]["completion"]["max"] == len("good 29")

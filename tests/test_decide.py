@@ -1,7 +1,5 @@
 """POST /api/decide/: a state becomes a choice with its exact probability, or a written answer; recorded either way."""
 
-from __future__ import annotations
-
 import json
 import math
 import uuid
@@ -42,9 +40,7 @@ def decided(api: ApiClient, status: int = 201, **body: Any) -> dict[str, Any]:
     return found
 
 
-def test_the_best_candidate_is_chosen_and_recorded_with_all_the_others(
-    api: ApiClient, parrot: Parrot
-) -> None:
+def test_the_best_candidate_is_chosen_and_recorded(api: ApiClient, parrot: Parrot) -> None:
     policy_made("filer-v1", "filer")
     body = decided(api, state=STATE, unit="ada", run_id="r1", metadata={"screen": "phone"})
     assert (body["action"], body["response"]) == ({"folder": "b"}, '{"folder": "b"}')
@@ -73,9 +69,7 @@ def test_the_agents_temperature_and_epsilon_are_what_it_is_drawn_by(api: ApiClie
     assert len(drawn) == 3
 
 
-def test_candidates_of_ones_own_are_chosen_among_and_keep_their_scores(
-    api: ApiClient, parrot: Parrot
-) -> None:
+def test_own_candidates_keep_their_scores(api: ApiClient, parrot: Parrot) -> None:
     body = decided(
         api,
         agent="support-bot",
@@ -96,19 +90,14 @@ def test_without_candidates_an_answer_is_written(api: ApiClient, parrot: Parrot)
     assert (body["tokens_in"], body["tokens_out"]) == (7, 3)
 
 
-def test_a_server_that_tells_no_probabilities_writes_within_the_schema(
-    api: ApiClient, parrot: Parrot, monkeypatch: Any
-) -> None:
+def test_without_probabilities_one_is_written(api: ApiClient, parrot: Parrot, monkeypatch: Any) -> None:
     def unable(*_: Any) -> list[float]:
         raise BackendUnable("no", param="candidates")
 
     monkeypatch.setattr(parrot, "log_probabilities", unable)
     parrot.said = '{"folder": "aa"}'
-    body = decided(api, state=STATE)
-    assert body["action"] == {"folder": "aa"}
-    schema = parrot.asked[-1][0].response_schema
-    assert schema is not None
-    assert schema["properties"]["folder"]["enum"] == STATE["folders"]
+    assert decided(api, state=STATE)["action"] == {"folder": "aa"}
+    assert parrot.asked[-1][0].response_schema["properties"]["folder"]["enum"] == STATE["folders"]
     refused = api.post("/api/decide/", {"agent": "filer", "messages": "x", "candidates": ["a", "b"]})
     assert refused.status_code == 400
 
@@ -138,8 +127,7 @@ def test_an_ordering_that_repeats_an_item_is_none_to_choose(api: ApiClient, parr
 def test_the_same_id_is_decided_once(api: ApiClient, parrot: Parrot) -> None:
     id = str(uuid.uuid4())
     first = decided(api, state=STATE, id=id)
-    again = decided(api, 200, state=STATE, id=id)
-    assert again == first
+    assert decided(api, 200, state=STATE, id=id) == first
     assert first["id"] == id
     assert Decision.objects.count() == 1
     other = api.post("/api/decide/", {"agent": "widgets", "messages": "x", "id": id})
@@ -158,9 +146,7 @@ def test_the_same_id_is_decided_once(api: ApiClient, parrot: Parrot) -> None:
     ],
     ids=str,
 )
-def test_under_a_known_id_another_order_is_a_conflict_and_a_bad_one_is_refused(
-    api: ApiClient, parrot: Parrot, other: dict[str, Any], status: int
-) -> None:
+def test_another_order_conflicts(api: ApiClient, parrot: Parrot, other: dict[str, Any], status: int) -> None:
     body = {"agent": "assistant", "messages": "A question", "unit": "user-1", "id": str(uuid.uuid4())}
     first = api.post("/api/decide/", body)
     assert first.status_code == 201
@@ -186,11 +172,8 @@ def test_where_a_policy_fails_the_base_decides(api: ApiClient, parrot: Parrot) -
 def test_where_nobody_decides_it_is_503_with_retry_after(api: ApiClient, parrot: Parrot) -> None:
     parrot.failing = {"base": BackendFailed("down", retry_after_s=7)}
     response = api.post("/api/decide/", {"agent": "filer", "state": STATE})
-    assert (response.status_code, response["Retry-After"], error_of(response)["code"]) == (
-        503,
-        "7",
-        "unavailable",
-    )
+    expected = (503, "7", "unavailable")
+    assert (response.status_code, response["Retry-After"], error_of(response)["code"]) == expected
     assert not Decision.objects.exists()
 
 
@@ -216,19 +199,15 @@ def test_where_nobody_decides_it_is_503_with_retry_after(api: ApiClient, parrot:
         ({"agent": "filer", "messages": "x", "id": "5"}, "id"),
         ({"agent": "filer", "messages": "x", "colour": "red"}, "colour"),
     ],
-)  # fmt: skip
-def test_a_malformed_order_is_refused_by_its_field(
-    api: ApiClient, parrot: Parrot, body: dict[str, Any], field: str
-) -> None:
+)
+def test_a_bad_order_names_fields(api: ApiClient, parrot: Parrot, body: dict[str, Any], field: str) -> None:
     response = api.post("/api/decide/", body)
     assert response.status_code == 400
     assert field in error_of(response)["fields"]
     assert parrot.asked == []
 
 
-def test_a_running_experiment_says_who_answers_and_with_which_probability(
-    api: ApiClient, parrot: Parrot
-) -> None:
+def test_a_running_experiment_says_who_answers(api: ApiClient, parrot: Parrot) -> None:
     from rl.experiments.traffic import ArmOrder, experiment_create, experiment_start
 
     policy_made("filer-v1", "filer")

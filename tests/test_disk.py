@@ -1,7 +1,5 @@
 """Full and read-only disks: counting never breaks answering, what cannot be recorded is said, what was whole stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -22,7 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from backend import database as backend_database
 from backend import notifications
 from backend.command import RatchetCommand
-from backend.disks import disk_state, file_replace
+from backend.installation import disk_state, file_replace
 from feedback.models import Decision
 from feedback.recording.recorder import Recorder, Storage, decisions_ingest
 from rl.api import health
@@ -58,19 +56,23 @@ def test_in_a_namespace() -> None:
         pytest.skip("namespaces of users are switched off on this machine")
     done = subprocess.run(
         ["unshare", "-rm", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        cwd=ROOT, env=os.environ | {IN_NAMESPACE: "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {IN_NAMESPACE: "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-3000:]
-
-
-# --- Counting -----------------------------------------------------------------------------------------------
 
 
 def counted(module: str, name: str, file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", COUNT.format(module=module, name=name), str(file)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_counting_on_a_full_disk_ends_no_process(small_disk: SmallDisk) -> None:  # noqa: F811
@@ -89,13 +91,9 @@ def test_counts_are_summed_over_processes_and_go_on_after_a_restart(tmp_path: Pa
         file = CountFile(str(tmp_path / name))
         file.write_value(key, value, 0.0)
         file.close()
-    again = CountFile(str(tmp_path / "counter_3.db"))
-    assert again.read_value(key) == (4.0, 0.0)
+    assert CountFile(str(tmp_path / "counter_3.db")).read_value(key) == (4.0, 0.0)
     (metric,) = MultiProcessCollector.merge(count_files(tmp_path))
     assert [(s.name, s.labels, s.value) for s in metric.samples] == [("ratchet_x_total", {"agent": "a"}, 5.0)]
-
-
-# --- Answers without a record -------------------------------------------------------------------------------
 
 
 class Database:
@@ -227,19 +225,14 @@ def test_an_unrecorded_decision_that_is_not_held_lies_nowhere(
     recorder: Recorder,
     database: Database,
 ) -> None:
-    facts = {
-        "id": str(uuid.uuid4()), "agent": "support-bot", "messages": [{"role": "user", "content": "q"}],
-        "response": "r", "created_at": timezone.now().isoformat(),
-    }  # fmt: skip
+    facts = {"id": str(uuid.uuid4()), "agent": "support-bot", "messages": [{"role": "user", "content": "q"}]}
+    facts |= {"response": "r", "created_at": timezone.now().isoformat()}
     small_disk.fill()
     database.away = True
     assert recorder.note(facts, hold=False) is Storage.MEMORY
     assert (recorder.outbox.waiting, recorder.outbox.lost) == (0, 0)
     assert recorder.note(facts) is Storage.MEMORY
     assert recorder.outbox.waiting == 1
-
-
-# --- Health -------------------------------------------------------------------------------------------------
 
 
 def test_ready_tells_of_disks_and_of_missing_migrations(
@@ -263,9 +256,6 @@ def test_ready_tells_of_disks_and_of_missing_migrations(
     monkeypatch.setattr(backend_database, "migrations_waiting", lambda: 2)
     response = Client().get("/readyz")
     assert (response.status_code, response.json()["migrations"]) == (503, "missing")
-
-
-# --- Commands -----------------------------------------------------------------------------------------------
 
 
 class Writes(RatchetCommand):
@@ -301,10 +291,7 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_one_before(small_disk: S
     assert disk_state(small_disk.folder / "not" / "there").state == "read-only"
 
 
-def test_a_command_names_the_database_whose_disk_is_full(
-    small_disk: SmallDisk,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_full_disk_is_named(small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     file = small_disk.folder / "ratchet.sqlite3"
     database = sqlite3.connect(file)
     database.execute("CREATE TABLE t (x)")
@@ -330,10 +317,7 @@ def test_a_command_names_the_database_whose_disk_is_full(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["full", "read-only"])
-def test_training_export_and_snapshot_say_where_the_disk_takes_nothing(
-    small_disk: SmallDisk,  # noqa: F811
-    way: str,
-) -> None:
+def test_writers_say_where_the_disk_is_full(small_disk: SmallDisk, way: str) -> None:  # noqa: F811
     from rl.datasets.snapshots import DatasetRefused, rows_write, temporary_file
     from rl.recipes import DPORecipe
     from rl.training.result import TrainingRefused

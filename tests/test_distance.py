@@ -1,19 +1,23 @@
 """How far the gate is, whether a training can teach, what comes next: said from the first rating on, in figures."""
 
-from __future__ import annotations
-
 import json
 import re
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import CommandError
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
-from backend import next_steps
+from backend import command
+from feedback import selectors
 from feedback.cache import StampedCache, forget_all
+from feedback.models import Decision
 from feedback.selectors import feedback_counts
 from feedback.services import decision_record, rating_submit
 from rl.datasets import prepare_training_dataset
@@ -26,8 +30,10 @@ from tests.support.api_client import person
 from tests.support.dataset_feedback import rate
 from tests.support.evaluations import judged
 from tests.support.figures import figures_of
+from tests.support.registry_rows import make_policy
 from tests.test_commands import run
-from tests.test_pages import make_policy
+
+pytestmark = pytest.mark.django_db
 
 CPU = RECIPES["dpo"]["cpu"].with_knobs(min_steps=0, epochs=1.0, learning_rate=4e-4)
 
@@ -38,19 +44,11 @@ def thumbs(count: int, agent: str = "helper") -> None:
         rate(f"question {number}", "yes", "up" if number % 2 else "down", agent=agent)
 
 
-# --- The distance ---------------------------------------------------------------------------------------------
-
-
 def test_the_distance_counts_the_prompts_that_are_missing_by_the_share_in_force() -> None:
     # a third is held out: 19 of 57 more
     said = distance_of({"labels": 11}, SplitCounts(33, 3, 11), 30)
-    assert (said.available, said.minimum, said.kind, said.further, said.reached) == (
-        11,
-        30,
-        "labels",
-        60,
-        False,
-    )
+    expected = (11, 30, "labels", 60, False)
+    assert (said.available, said.minimum, said.kind, said.further, said.reached) == expected
     assert figures_of(said.words) == [11, 30, 60]
     assert distance_of({}, SplitCounts(), 30).further == 90
     enough = distance_of({"labels": 44}, SplitCounts(140, 14, 44), 30)
@@ -64,7 +62,6 @@ def test_prompts_that_make_no_evidence_are_reckoned_with() -> None:
     assert distance_of({"pairs": 10}, SplitCounts(60, 6, 20), 30).further > 120
 
 
-@pytest.mark.django_db
 def test_the_distance_of_an_agent_is_that_of_the_datasets() -> None:
     assert gate_distance("helper").further == 90
     thumbs(33)
@@ -76,7 +73,6 @@ def test_the_distance_of_an_agent_is_that_of_the_datasets() -> None:
     assert gate_distance("helper").reached
 
 
-@pytest.mark.django_db
 def test_the_start_page_the_agent_page_and_the_learner_say_the_same(client: Client) -> None:
     client.force_login(person("rae", "rater"))
     thumbs(33)
@@ -90,10 +86,7 @@ def test_the_start_page_the_agent_page_and_the_learner_say_the_same(client: Clie
     assert said.words in run("online_learner", "status")
 
 
-@pytest.mark.django_db
-def test_agents_whose_feedback_stands_are_not_counted_again(
-    django_assert_num_queries: DjangoAssertNumQueries,
-) -> None:
+def test_unchanged_agents_are_not_counted_again(django_assert_num_queries: DjangoAssertNumQueries) -> None:
     for agent in ("one", "two", "three"):
         thumbs(3, agent)
     counts = {agent: feedback_counts(agent) for agent in ("one", "two", "three")}
@@ -103,6 +96,38 @@ def test_agents_whose_feedback_stands_are_not_counted_again(
     forget_all()
     rate("another", "yes", "up", agent="two")
     assert gate_distances_cached({"two": feedback_counts("two")})["two"].further <= first["two"].further
+
+
+def test_unrated_prompts_are_read_for_right_answers(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.force_login(person("ada", "operator"))
+    read: list[int] = []
+    prompt_facts = selectors.prompt_facts
+
+    def counted(ids: Sequence[uuid.UUID]) -> Iterator[Any]:
+        read.append(len(ids))
+        return prompt_facts(ids)
+
+    monkeypatch.setattr(selectors, "prompt_facts", counted)
+
+    def queries(decisions: int) -> int:
+        """Queries of the page's first load in a process."""
+        for number in range(Decision.objects.count(), decisions):
+            decision_record(agent="helper", messages=f"question {number}", response="yes")
+        forget_all()
+        with CaptureQueriesContext(connection) as captured:
+            assert client.get("/start/?agent=helper").status_code == 200
+            assert gate_distance("helper").further == 90
+        return len(captured)
+
+    queries(3)  # what a process reads once
+    assert queries(12) == queries(24)
+    assert read == []
+    rate("rated", "yes", "up")
+    gate_distance("helper")
+    assert sum(read) <= 2  # for clusters and for facts
+    decision_record(agent="helper", messages="1 + 1", response="2", metadata={"answer": "2"})
+    gate_distance("helper")
+    assert sum(read) > 2
 
 
 def test_what_changed_is_made_anew_unless_it_was_costly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +155,6 @@ def test_what_changed_is_made_anew_unless_it_was_costly(monkeypatch: pytest.Monk
     assert kept.get_unless("a", "t", make(5, 0.0)) == 5
 
 
-# --- Whether it can teach -------------------------------------------------------------------------------------
-
-
 def test_learning_rates_add_up_over_warm_up_and_decay() -> None:
     # two steps, one of them warm-up: 0 and the peak
     assert rate_sum(CPU, 2) == pytest.approx(CPU.learning_rate)
@@ -150,30 +172,25 @@ def test_seventeen_pairs_and_two_steps_teach_nothing_and_say_so() -> None:
         "17 pairs and 2 optimiser steps: too little training to change what the policy answers "
     )
     assert "give --epochs" in said
-    epochs = float(said.rsplit(" ", 1)[1])
-    longer = CPU.with_knobs(epochs=epochs)
+    longer = CPU.with_knobs(epochs=float(said.rsplit(" ", 1)[1]))
     assert rate_sum(longer, longer.steps(17)) * CPU.lora_alpha / CPU.lora_r >= STILL
     assert "too little" not in teachability_warning(longer, 17, "pairs")
 
 
-def test_few_rows_are_learnt_by_heart_and_many_raise_no_doubt() -> None:
+def test_doubts_of_short_runs() -> None:
+    # few rows are learnt by heart and many raise no doubt
     assert "memorise" in teachability_warning(CPU.with_knobs(epochs=20.0), 17, "pairs")
     assert teachability_warning(CPU, 400, "pairs") == ""
     assert teachability_warning(RECIPES["kto"]["cpu"], 90, "labels") == ""
-
-
-def test_a_run_that_was_cut_short_on_purpose_is_told_of_its_steps() -> None:
+    # a run that was cut short on purpose is told of its steps
     assert "give --max-steps" in teachability_warning(CPU.with_knobs(max_steps=1), 400, "pairs")
-
-
-def test_ppo_makes_several_updates_of_a_step() -> None:
+    # ppo makes several updates of a step
     recipe = RECIPES["ppo"]["cpu"]
     knobs = recipe.as_dict()
     each = knobs["ppo_epochs"] * knobs["batch_size"] // knobs["mini_batch_size"]
     assert optimiser_steps(recipe, 200) == recipe.steps(200) * each
 
 
-@pytest.mark.django_db
 def test_a_hundred_thumbs_up_are_no_distance_covered_where_people_wrote_answers() -> None:
     for number in range(100):
         rate(f"question {number}", "yes", "up")
@@ -187,7 +204,6 @@ def test_a_hundred_thumbs_up_are_no_distance_covered_where_people_wrote_answers(
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 def test_a_dry_run_says_the_distance_the_doubt_and_the_next_step() -> None:
     for number in range(20):
         rate(f"question {number}", "yes", "up")
@@ -206,13 +222,9 @@ def test_a_dry_run_says_the_distance_the_doubt_and_the_next_step() -> None:
     )
 
 
-# --- What comes next ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.django_db
 def test_each_stage_of_a_policy_names_the_next_command() -> None:
     policy = make_policy()
-    assert f"Next: {next_steps.after_training(policy.name)}" in run("policy", "show", policy.name)
+    assert f"Next: {command.after_training(policy.name)}" in run("policy", "show", policy.name)
     with pytest.raises(CommandError, match=r"evaluate_model --policy .* --compare-base"):
         run("policy", "promote", policy.name)
     judged(policy)
@@ -227,19 +239,17 @@ def test_each_stage_of_a_policy_names_the_next_command() -> None:
     assert f"export_model --policy {policy.name} --format gguf" in shown["next"]
 
 
-@pytest.mark.django_db
 def test_an_empty_registry_says_how_a_policy_comes_to_be() -> None:
     assert run("policy", "list").strip().endswith("Next: python manage.py train_dpo --agent SLUG --dry-run")
 
 
 @pytest.mark.parametrize("format", ["gguf", "gguf-lora", "merged", "lora", "onnx"])
 def test_every_export_says_what_serves_it(format: str) -> None:
-    said = next_steps.after_export(format, "/files/support-v1.gguf")
+    said = command.after_export(format, "/files/support-v1.gguf")
     assert "docs/export.md" not in said
     assert "/files" in said
 
 
-@pytest.mark.django_db
 def test_commands_that_show_or_move_things_name_the_next_step_too(tmp_path: Path) -> None:
     def following(*arguments: str) -> str:
         return str(json.loads(run(*arguments, "--json"))["next"])
@@ -254,11 +264,6 @@ def test_commands_that_show_or_move_things_name_the_next_step_too(tmp_path: Path
         f"python manage.py import_feedback {out} --dry-run"
     )
     assert following("undo_import", str(number), "--dry-run") == f"python manage.py undo_import {number}"
-    assert (
-        following("agent", "rename", "helper", "aid", "--dry-run")
-        == "python manage.py agent rename helper aid"
-    )
     assert following("agent", "delete", "helper", "--dry-run") == "python manage.py agent delete helper"
     assert following("undo_import", str(number)) == "python manage.py imports"
-    assert following("reward_model", "list") == "python manage.py train_reward_model --agent SLUG"
     assert "experiment start NAME" in following("experiment", "list")

@@ -3,8 +3,6 @@
 Of trainings the first of each method is a dry run; every method has tests of its own that train.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io
@@ -30,7 +28,7 @@ POLICIES = ("widgets-v280", "widgets-v312", "widgets-v480", "widgets-v980", "wid
 
 ELSEWHERE = {
     "--method preferred": "needs the example package, which tests/test_extending.py installs",
-    "qcluster": "runs for ever; tests/test_workers.py starts it",
+    "serve --only": "runs for ever; tests/test_workers.py starts it",
     "--register-ollama": "needs an Ollama server; tests/test_ollama.py has one",
     "--deploy-ollama": "needs an Ollama server; tests/test_ollama.py has one",
     "--format gguf --register": "needs an Ollama server; tests/test_ollama.py has one",
@@ -40,24 +38,28 @@ ELSEWHERE = {
     "manage.py backup": "writes where the page says; tests/test_backup.py writes elsewhere",
     "manage.py restore": "needs an empty home; tests/test_backup.py restores into one",
     "manage.py doctor": "looks at the machine; tests/test_doctor.py makes it well and ill",
-    "--restore 3": "names a withdrawal; tests/test_withdrawals.py makes one",
-    "login_link": "tests/test_people.py opens the link",
+    "--restore 3": "names a withdrawal; tests/test_forget.py makes one",
+    "login_link": "tests/test_keys.py opens the link",
     "--resume 17": "goes on with a run that was stopped; tests/test_training_commands.py stops one",
     "run_pipeline": "trains; tests/test_pipeline.py runs it",
     "--key < key.txt": "reads a key from a file of the reader's; tests/test_upstreams.py sends one",
     "upstream test": "asks a provider; tests/test_upstreams.py asks a stub",
+    "judging_round create": "asks a policy and its opponent; tests/test_judging.py begins rounds",
     "benchmark_model": "names a folder of tasks; tests/test_benchmarks.py runs it",
     "docker compose": "is not installed here; tests/test_container.py runs what the images run",
     "sudo": "changes the machine; the commands stand on other pages",
     "accelerate": "starts several processes; tests/test_launch.py runs it",
-    "--order margin": "needs pairs with margins; tests/test_curriculum.py makes some",
+    "judging_round judge": "asks a judge; tests/test_judge_model.py asks one",
+    "--step": "needs a hosted model with answers; tests/test_flywheel.py takes the steps",
+    "--shadow": "needs a policy of the agent; tests/test_shadow.py starts one",
+    "--order margin": "needs pairs with margins; tests/test_recipe_steps.py makes some",
 }
 """Part of a command -> why it is not run here, and what runs it."""
 
 LINES = [
     (block, line)
     for page in PAGES
-    if page.name not in ("README.md", "api.md")  # these have tests that run them word by word
+    if page.name not in ("README.md", "shell.md", "api.md")  # these have tests that run them word by word
     for block in blocks(page)
     if block.language in SHELLS
     for line in shell_lines(block)
@@ -161,20 +163,24 @@ def _world() -> RewardModelVersion:
 
 
 def _better() -> None:
-    """The policy that pages promote was judged, and is better than the champion."""
-    judged(Policy.objects.get(name="widgets-v480"), "widgets-v280", both=20, wins=25, neither=5)
+    """The policies that pages promote were judged, and are better than the champion."""
+    for name in ("widgets-v480", "widgets-v980"):
+        judged(Policy.objects.get(name=name), "widgets-v280", both=20, wins=25, neither=5)
 
 
-BEFORE = {"experiments.md": _better, "registry.md": _better}
+def _not_added() -> None:
+    """The page of the gateway exported this model's file, which added it."""
+    ran("manage.py model remove smollm2")
+
+
+BEFORE = {"experiments.md": _better, "registry.md": _better, "models.md": _not_added}
 """Page -> what happened before what it says."""
 
 
 @pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.django_db
-def test_the_commands_of_the_pages_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any
-) -> None:
+def test_commands_of_the_pages_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     monkeypatch.chdir(tmp_path)
     settings.ENABLE_CODE_EXECUTION = True
     _files(tmp_path)

@@ -1,7 +1,5 @@
 """`doctor`: each fault is found, has a next step, and makes the exit status 1; a sound installation has none."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
@@ -18,7 +16,7 @@ from django.db import OperationalError
 from django.utils import timezone
 from django_q.models import OrmQ
 
-from backend.disks import DiskState
+from backend.installation import DiskState
 from feedback.models import Decision
 from feedback.recording.recorder import outbox_of
 from feedback.services import decision_record

@@ -1,7 +1,5 @@
 """DPO: runs that learn what can be learnt, on every architecture and in 4 bits."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -13,14 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from packed_forward import selection, strategies
+from packed_forward import packing, selection
 from rl.training import trl_trainer
 from rl.training.encoding import EncodedResponse
 from rl.training.policy import generate, load_policy
 from rl.training.result import TrainResult
 from rl.training.scoring import score_responses
 from tests.support.dpo_runs import HARDWARE, QUICK, ListenerCallback, a_trainer, some_pairs
-from tests.support.dpo_runs import base as base
 from tests.support.tiny_models import TOKENIZERS, tiny_model
 
 
@@ -38,9 +35,7 @@ def test_every_architecture_trains_and_its_adapter_answers(tmp_path: Path, archi
 
 
 @pytest.mark.training
-def test_a_result_holds_what_is_needed_to_report_the_run(
-    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_result_reports_the_run(base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     follower = ListenerCallback()
     recipe = dataclasses.replace(QUICK, epochs=2, eval_steps=2)
     result = a_trainer(base, tmp_path / "run", recipe, listener=follower, agent="widgets").train(
@@ -53,14 +48,7 @@ def test_a_result_holds_what_is_needed_to_report_the_run(
     history = result.history
     assert history["step"] == list(range(1, 9))
     assert history["eval_step"] == [2, 4, 6, 8]
-    for name in (
-        "loss",
-        "rewards/accuracies",
-        "rewards/margins",
-        "log_ratio",
-        "learning_rate",
-        "tokens_per_second",
-    ):
+    for name in ("loss rewards/accuracies rewards/margins log_ratio learning_rate tokens_per_second").split():
         assert len(history[name]) == 8, name
         assert all(math.isfinite(value) for value in history[name])
     assert len(history["eval_loss"]) == len(history["eval_rewards/accuracies"]) == 4
@@ -75,11 +63,8 @@ def test_a_result_holds_what_is_needed_to_report_the_run(
     assert result.libraries["trl"].startswith("1.16")
     assert TrainResult.load(result.save(tmp_path / "result.json")) == result
     facts = json.loads((Path(result.checkpoint) / "ratchet.json").read_text())
-    assert (facts["agent"], facts["method"], facts["base_model_hash"]) == (
-        "widgets",
-        "dpo",
-        result.base_model_hash,
-    )
+    expected = ("widgets", "dpo", result.base_model_hash)
+    assert (facts["agent"], facts["method"], facts["base_model_hash"]) == expected
 
 
 @pytest.mark.training
@@ -105,9 +90,7 @@ def sides(policy: Any, rows: list[dict[str, Any]], adapter: bool) -> tuple[list[
 
 
 @pytest.mark.training
-def test_one_step_of_plain_dpo_is_the_same_with_the_reference_computed_once_or_every_step(
-    base: str, tmp_path: Path
-) -> None:
+def test_the_reference_is_the_same_at_once_or_each_step(base: str, tmp_path: Path) -> None:
     histories = []
     for once in (True, False):
         recipe = dataclasses.replace(QUICK, precompute_reference=once, max_steps=3)
@@ -117,9 +100,7 @@ def test_one_step_of_plain_dpo_is_the_same_with_the_reference_computed_once_or_e
 
 
 @pytest.mark.training
-def test_4_bit_training_reaches_every_layer_and_keeps_the_adapter_in_full_precision(
-    base: str, tmp_path: Path
-) -> None:
+def test_4_bit_reaches_every_layer(base: str, tmp_path: Path) -> None:
     recipe = dataclasses.replace(QUICK, quantization="4bit", max_steps=2, gradient_checkpointing=True)
     follower = ListenerCallback()
     result = a_trainer(base, tmp_path / "run", recipe, listener=follower).train(some_pairs(8))
@@ -138,7 +119,7 @@ def test_4_bit_bases_pack_their_rows_within_their_type_s_tolerance(base: str, dt
     policy = load_policy(base, hardware=hardware, quantization="4bit", trainable=True, recipe=QUICK)
     items = [EncodedResponse([7, 8, 9] * n, answer) for n in (4, 11) for answer in ([5, 6, 7], [9, 4])]
     assert policy.quantization == "4bit"
-    assert selection.strategy_select(policy, items, gradients=True).strategy is strategies.Strategy.LAST_LAYER
+    assert selection.strategy_select(policy, items, gradients=True).strategy is packing.Strategy.LAST_LAYER
 
 
 def test_4_bit_weights_pass_gradients_on_after_they_have_been_scored_with(base: str) -> None:
@@ -154,14 +135,12 @@ def test_4_bit_weights_pass_gradients_on_after_they_have_been_scored_with(base: 
 
 
 @pytest.mark.campaign
-def test_45_steps_over_packed_rows_have_the_losses_of_stock_rows(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_45_packed_steps_are_stock_steps(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = dataclasses.replace(QUICK, max_steps=45, learning_rate=1e-3, logging_steps=1)
     packed = a_trainer(base, tmp_path / "packed", recipe)
     losses = packed.train(some_pairs(30)).history["loss"]
     assert any("split+last_layer" in note for note in packed.context.details), packed.context.details
-    stock = selection.StrategyChoice(strategies.Strategy.STOCK, "of a test", {})
+    stock = selection.StrategyChoice(packing.Strategy.STOCK, "of a test", {})
     monkeypatch.setattr(trl_trainer, "strategy_select", lambda *_, **__: stock)
     plain = a_trainer(base, tmp_path / "plain", recipe)
     expected = plain.train(some_pairs(30)).history["loss"]

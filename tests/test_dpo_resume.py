@@ -1,7 +1,5 @@
 """DPO runs that end early: killed, stopped, half-written, and what a later run may take from them."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -10,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from rl.training.policy import generate, load_policy
-from rl.training.result import TrainingRefused, checkpoint_is_whole
+from rl.training.result import TrainingFailed, TrainingRefused, checkpoint_is_whole
+from rl.training.run import failures_explained, run_context
 from tests.support.dpo_runs import HARDWARE, QUICK, ListenerCallback, a_trainer, some_pairs
-from tests.support.dpo_runs import base as base
 from tests.support.tiny_models import tiny_model
 
 
@@ -51,9 +49,7 @@ def test_a_half_written_checkpoint_is_skipped(base: str, tmp_path: Path) -> None
 
 
 @pytest.mark.training
-def test_a_run_stopped_on_request_leaves_a_checkpoint_that_answers_and_can_go_on(
-    base: str, tmp_path: Path
-) -> None:
+def test_a_stopped_run_answers_and_goes_on(base: str, tmp_path: Path) -> None:
     rows = some_pairs(20)
     stopped = a_trainer(base, tmp_path / "run", listener=ListenerCallback(stop_after=2)).train(rows)
     assert (stopped.status, stopped.steps, stopped.total_steps) == ("cancelled", 2, 15)
@@ -107,3 +103,59 @@ def test_another_base_model_knows_nothing_of_it(base: str, tmp_path: Path) -> No
     other = a_trainer(str(tiny_model(tmp_path / "other", seed=1)), tmp_path / "out", cache_dir=cache)
     other.train(pairs)
     assert any("16 computed" in note for note in other.context.details), other.context.details
+
+
+@pytest.mark.training
+def test_truncation_and_what_is_left_out_are_counted_and_said(base: str, tmp_path: Path) -> None:
+    long = {**some_pairs(1)[0], "prompt": [{"role": "user", "content": "why " * 200}]}
+    wordy = {**some_pairs(1)[0], "chosen": "because " * 60}
+    same = {**some_pairs(1)[0], "rejected": some_pairs(1)[0]["chosen"]}
+    follower = ListenerCallback()
+    recipe = dataclasses.replace(QUICK, max_steps=1)
+    result = a_trainer(base, tmp_path / "run", recipe, listener=follower).train(
+        [*some_pairs(4), long, wordy, same]
+    )
+    assert result.samples["train"] == 6
+    assert result.truncated == {"prompts": 1, "completions": 1}
+    assert result.left_out == {"identical responses": 1}
+    assert any("1 prompts (oldest tokens), 1 responses (end)" in note for note in follower.notes)
+
+
+@pytest.mark.training
+def test_a_diverging_run_fails_with_what_to_change(base: str, tmp_path: Path) -> None:
+    recipe = dataclasses.replace(QUICK, learning_rate=1e30, max_grad_norm=1e30, epochs=5)
+    with pytest.raises(TrainingFailed, match=r"diverged\. Lower learning_rate \(now 1e\+30\)"):
+        a_trainer(base, tmp_path / "run", recipe).train(some_pairs(16))
+
+
+def test_a_full_disk_says_what_to_do(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        pytest.raises(TrainingFailed, match="is full: free some space and resume"),
+        failures_explained(run_context(QUICK, "", output_dir=tmp_path, hardware=HARDWARE)),
+    ):
+        raise OSError(28, "No space left on device")
+
+
+def test_rows_that_cannot_be_trained_on(base: str, tmp_path: Path) -> None:
+    # no pairs are refused
+    with pytest.raises(TrainingRefused, match="at least one preference pair"):
+        a_trainer(base, tmp_path / "run").train([])
+    # pairs that teach nothing are refused with their count
+    same = [{**row, "rejected": row["chosen"]} for row in some_pairs(3)]
+    with pytest.raises(TrainingRefused, match="none among 3: 3 identical responses"):
+        a_trainer(base, tmp_path / "run").train(same)
+    # a row without a prompt is refused with its number
+    with pytest.raises(TrainingRefused, match="row 2: expected `prompt`"):
+        a_trainer(base, tmp_path / "run").train([*some_pairs(2), {"chosen": "a", "rejected": "b"}])
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(TrainingRefused, match="expected a folder that can be written"):
+        a_trainer("no-such-model", tmp_path / "file" / "run").train(some_pairs(1))
+
+
+def test_a_folder_with_another_runs_checkpoints_is_refused(base: str, tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints" / "checkpoint-5").mkdir(parents=True)
+    with pytest.raises(TrainingRefused, match="expected a folder without checkpoints"):
+        a_trainer(base, tmp_path / "run").train(some_pairs(4))

@@ -1,7 +1,5 @@
 """Early stopping on the eval split, and the warm-up that makes the reference of a preference loss."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import shutil
@@ -26,11 +24,9 @@ from tests.support.dpo_runs import HARDWARE, ListenerCallback, some_pairs
 from tests.support.figures import figures_of
 from tests.support.tiny_models import tiny_model
 
-QUICK: dict[str, Any] = {
-    "batch_size": 4, "learning_rate": 1e-2, "lora_r": 4, "lora_alpha": 8, "max_length": 96,
-    "max_completion_length": 32, "logging_steps": 1, "warmup_ratio": 0.0, "max_steps": 12, "eval_steps": 1,
-    "patience": 2,
-}  # fmt: skip
+QUICK: dict[str, Any] = {"batch_size": 4, "learning_rate": 1e-2, "lora_r": 4, "lora_alpha": 8}
+QUICK |= {"max_length": 96, "max_completion_length": 32, "logging_steps": 1, "warmup_ratio": 0.0}
+QUICK |= {"max_steps": 12, "eval_steps": 1, "patience": 2}
 ROWS = some_pairs(20)
 CONTRARY = some_pairs(FEWEST_TO_STOP, prefer=lambda _: False, seed=1)
 """Eval rows that say the opposite: the longer a run, the worse on them."""
@@ -67,16 +63,15 @@ def test_the_best_evaluation_is_the_first_of_equals_and_never_a_nan() -> None:
     assert best_evaluation([*log, {"eval_loss": 0.4, "step": 20}]) == (20, 0)
 
 
-def test_the_ranking_loss_is_that_of_the_best_scale() -> None:
+def test_losses_and_evaluations_are_counted() -> None:
+    # the ranking loss is that of the best scale
     # three of four pairs the right way round by the same distance: the best scale makes it ln 3, and p = 3/4
     entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     for scale in (0.02, 1.0, 50.0):
         assert ranking_loss([scale, scale, scale, -scale]) == pytest.approx(entropy, abs=1e-4)
     assert ranking_loss([-1.0, -2.0, 0.5]) == pytest.approx(math.log(2))  # no better than a coin at any scale
     assert ranking_loss([1.0, 2.0]) < 0.01
-
-
-def test_a_run_is_evaluated_sixteen_times_at_most_or_as_its_recipe_says() -> None:
+    # a run is evaluated sixteen times at most or as its recipe says
     recipe = DPORecipe(batch_size=8, gradient_accumulation=2)
     assert [evaluation_interval(recipe, steps, 1) for steps in (1, 16, 17, 160)] == [1, 1, 2, 10]
     assert evaluation_interval(DPORecipe(eval_steps=7), 160, 1) == 7
@@ -115,9 +110,7 @@ RUNS: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.training
 @pytest.mark.parametrize("method", RUNS)
-def test_a_run_that_gains_no_more_stops_and_keeps_its_best_weights(
-    base: str, tmp_path: Path, method: str
-) -> None:
+def test_a_run_that_stalls_keeps_its_best_weights(base: str, tmp_path: Path, method: str) -> None:
     trainer, recipe, shaped = RUNS[method]
     result = trainer(recipe, base, output_dir=tmp_path, hardware=HARDWARE).train(
         shaped(ROWS), shaped(CONTRARY)
@@ -162,9 +155,7 @@ def test_a_warm_up_needs_its_reference_computed_before() -> None:
 @pytest.mark.campaign
 @pytest.mark.training
 @pytest.mark.parametrize("method", ["dpo", "kto"])
-def test_the_reference_is_the_policy_that_was_shown_what_was_judged(
-    base: str, tmp_path: Path, method: str
-) -> None:
+def test_the_reference_was_shown_what_was_judged(base: str, tmp_path: Path, method: str) -> None:
     trainer, recipe, shaped = RUNS[method]
     recipe = dataclasses.replace(
         recipe,
@@ -177,8 +168,7 @@ def test_the_reference_is_the_policy_that_was_shown_what_was_judged(
     )
     notes = ListenerCallback()
     owner = trainer(recipe, base, output_dir=tmp_path, hardware=HARDWARE, listener=notes)
-    rows = shaped(ROWS)
-    result = owner.train(rows)
+    result = owner.train(shaped(ROWS))
     assert "warmed up on the 40 responses that were judged, 6 steps: they are the reference" in notes.notes
     # at its first step the policy is its reference: the rewards are nought, whatever the base says
     assert result.history["rewards/chosen"] == pytest.approx([0.0], abs=1e-4)
@@ -195,10 +185,7 @@ def test_the_reference_is_the_policy_that_was_shown_what_was_judged(
     near = kl_to_reference(policy, asked)
     shutil.rmtree(Path(result.checkpoint) / REFERENCE)
     policy = load_policy(base, result.checkpoint, hardware=HARDWARE)  # a reference is loaded once
-    far = kl_to_reference(policy, asked)
-    assert near is not None
-    assert far is not None
-    assert 10 * near < far
+    assert 10 * near < kl_to_reference(policy, asked)
 
 
 @pytest.mark.campaign

@@ -1,7 +1,5 @@
 """A backend behind OpenAI's protocol: what is sent, how failures are met, and the guards in front of it."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -15,7 +13,6 @@ from rl.serving import endpoint
 from rl.serving.base import (
     Ask,
     BackendFailed,
-    BackendUnable,
     CircuitBreaker,
     ConcurrencyLimiter,
     Endpoint,
@@ -23,7 +20,6 @@ from rl.serving.base import (
     ServingRefused,
 )
 from rl.serving.endpoint import EndpointBackend
-from tests.support.server import free_port
 from tests.support.stub_openai import ModelServer
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -54,9 +50,16 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_asked_for_is_sent_in_openais_words(backend: EndpointBackend, stub: ModelServer) -> None:
     schema = {"type": "object"}
     ask = Ask(
-        HELLO, 9, temperature=0.5, top_p=0.9, stop=["END"], seed=3, response_schema=schema,
-        extra={"tools": [1], "tool_choice": "auto"}, limit_field="max_completion_tokens",
-    )  # fmt: skip
+        HELLO,
+        9,
+        temperature=0.5,
+        top_p=0.9,
+        stop=["END"],
+        seed=3,
+        response_schema=schema,
+        extra={"tools": [1], "tool_choice": "auto"},
+        limit_field="max_completion_tokens",
+    )
     backend.answer(ask, POLICY, 5)
     assert stub.bodies[0] == {
         "model": "widgets-v3",
@@ -73,12 +76,6 @@ def test_what_was_asked_for_is_sent_in_openais_words(backend: EndpointBackend, s
         "tools": [1],
         "tool_choice": "auto",
     }
-
-
-def test_the_clients_own_format_is_sent_as_it_is(backend: EndpointBackend, stub: ModelServer) -> None:
-    own = {"type": "json_schema", "json_schema": {"name": "mine", "schema": {}}}
-    backend.answer(Ask(HELLO, response_schema={}, extra={"response_format": own}), POLICY, 5)
-    assert stub.bodies[0]["response_format"] == own
 
 
 def test_a_server_that_repeats_an_item_has_not_answered(backend: EndpointBackend, stub: ModelServer) -> None:
@@ -146,41 +143,6 @@ def test_a_server_that_is_busy_keeps_the_circuit_closed(backend: EndpointBackend
         with pytest.raises(BackendFailed, match="429"):
             backend.answer(Ask(HELLO), POLICY, 5)
     assert backend.answer(Ask(HELLO), POLICY, 5).text == "hello there"
-
-
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_our_own_fault_is_for_another_backend_to_make_good(
-    backend: EndpointBackend, stub: ModelServer, status: int
-) -> None:
-    stub.statuses = [status]
-    with pytest.raises(BackendFailed):
-        backend.answer(Ask(HELLO), POLICY, 5)
-    assert len(stub.bodies) == 1
-
-
-def test_a_server_that_is_not_there_opens_the_circuit() -> None:
-    backend = EndpointBackend(Endpoint("gone", f"http://127.0.0.1:{free_port()}/v1"))
-    for _ in range(2):
-        with pytest.raises(BackendFailed):
-            backend.answer(Ask(HELLO), POLICY, 5)
-    with pytest.raises(BackendFailed) as failure:
-        backend.answer(Ask(HELLO), POLICY, 5)
-    assert failure.value.kind == "open"
-    assert 0 < failure.value.retry_after_s <= 5
-
-
-def test_probabilities_of_what_was_not_written_are_not_to_be_had(backend: EndpointBackend) -> None:
-    with pytest.raises(BackendUnable):
-        backend.log_probabilities(HELLO, ["a"], POLICY, 5)
-
-
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="expected an address"):
-        EndpointBackend(Endpoint("x", url))
-
-
-# --- Guards -------------------------------------------------------------------------------------------------
 
 
 def test_a_circuit_opens_pauses_tries_once_and_closes() -> None:

@@ -1,7 +1,5 @@
 """Erasure is complete: no copy of the text stays in rows, spool, files or the database's own file, and none returns."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from datetime import timedelta
@@ -31,6 +29,8 @@ from rl.models import Evaluation, GoldenCase, RewardRecord, Snapshot, TrainingRu
 from tests.support.api_client import ApiClient
 from tests.support.imports import file_import
 from tests.support.vanishing_folder import vanishes_when_listed
+
+pytestmark = pytest.mark.django_db
 
 SECRET = "the xylophone of aunt Griselda"
 UNIT = "user-4711"
@@ -71,9 +71,14 @@ def world() -> tuple[Decision, Decision]:
         decision=own.pk, agent="helper", components={"agent": {"detail": SECRET}}, rows_said=1, basis="b"
     )
     ImportBatch.objects.create(
-        file="f", sha256="0" * 64, bytes=1, format="ratchet", actor="ann", notes=[f"row of {UNIT}"],
+        file="f",
+        sha256="0" * 64,
+        bytes=1,
+        format="ratchet",
+        actor="ann",
+        notes=[f"row of {UNIT}"],
         refused=[{"line": 1, "key": "k", "reason": f"found 'Repair {SECRET} now'"}],
-    )  # fmt: skip
+    )
     return own, other
 
 
@@ -88,26 +93,32 @@ def copies(home: Path, own: Decision) -> Snapshot:
         base_model="b",
         result={"samples": [f"Repair {SECRET} now"]},
     )
-    case = {
-        "prompt_hash": own.prompt_hash,
-        "messages": own.messages,
-        "answer": "a policy's word on it",
-        "gain": 0.5,
-    }
+    case = {"prompt_hash": own.prompt_hash, "messages": own.messages, "answer": "a policy's word on it"}
+    case |= {"gain": 0.5}
     Evaluation.objects.create(
-        agent="helper", base_model="b", split="holdout", samples=1, figures={"kl": 0.1},
+        agent="helper",
+        base_model="b",
+        split="holdout",
+        samples=1,
+        figures={"kl": 0.1},
         evidence={"cases": [case], "answers": [{"messages": own.messages, "answer": "another word on it"}]},
-    )  # fmt: skip
+    )
     GoldenCase.objects.create(agent="helper", name="g", messages=own.messages, accepted=[own.response])
     user = User.objects.create(username="ann")
     LogEntry.objects.create(
-        user=user, action_flag=2, object_repr=f"Repair {SECRET} now"[:200],
+        user=user,
+        action_flag=2,
+        object_repr=f"Repair {SECRET} now"[:200],
         content_type=ContentType.objects.get_for_model(Decision),
-    )  # fmt: skip
+    )
     apps.get_model("django_q.Task").objects.create(
-        id=uuid.uuid4().hex, name="tick", func="rl.tasks.tick", started=timezone.now(), stopped=timezone.now(),
+        id=uuid.uuid4().hex,
+        name="tick",
+        func="rl.tasks.tick",
+        started=timezone.now(),
+        stopped=timezone.now(),
         result=[f"failed at Repair {SECRET} now"],
-    )  # fmt: skip
+    )
     folder = home / "runs" / str(run.pk)
     folder.mkdir(parents=True)
     (folder / "worker.log").write_text(f"step 1\nsampled: Repair {SECRET} now\nuser {UNIT} done\n")
@@ -129,13 +140,8 @@ def spooled(own: Decision) -> None:
     """The server's outbox after a database that was away: refused, waiting, and records of others."""
     spool = outbox_of(spool_folder())
     at = (timezone.now() - timedelta(hours=1)).isoformat()
-    body = {
-        "agent": "helper",
-        "messages": own.messages,
-        "response": own.response,
-        "unit": UNIT,
-        "created_at": at,
-    }
+    body = {"agent": "helper", "messages": own.messages, "response": own.response, "unit": UNIT}
+    body |= {"created_at": at}
     for _ in range(3):
         spool.put({"kind": "decision", "body": {**body, "id": str(uuid.uuid4())}})
     other = {
@@ -164,13 +170,8 @@ def test_no_copy_is_left_anywhere_and_none_returns(ratchet_home: Path, tmp_path:
     spooled(own)
     database = Path(connection.settings_dict["NAME"]) if connection.vendor == "sqlite" else None
     exported = tmp_path / "exported.jsonl"
-    row = {
-        "type": "decision",
-        "id": str(own.pk),
-        "agent": "helper",
-        "messages": own.messages,
-        "response": own.response,
-    }
+    row = {"type": "decision", "id": str(own.pk), "agent": "helper", "messages": own.messages}
+    row |= {"response": own.response}
     exported.write_text(json.dumps(row) + "\n")
     before = Decision.objects.exclude(unit=UNIT).count()
     tried = unit_forget(UNIT, dry_run=True)
@@ -178,10 +179,23 @@ def test_no_copy_is_left_anywhere_and_none_returns(ratchet_home: Path, tmp_path:
     done = unit_forget(UNIT)
     assert tried.places == done.places
     assert set(done.places) >= {
-        "problems", "task results", "withdrawals", "log entries", "rows of snapshots", "evaluations", "golden cases",
-        "training runs", "spool records", "refused rows of imports", "import batches", "files in runs/",
-        "files in cache/", "files in uploads/", "caches of tokens", "snapshot files of no run",
-    }  # fmt: skip
+        "problems",
+        "task results",
+        "withdrawals",
+        "log entries",
+        "rows of snapshots",
+        "evaluations",
+        "golden cases",
+        "training runs",
+        "spool records",
+        "refused rows of imports",
+        "import batches",
+        "files in runs/",
+        "files in cache/",
+        "files in uploads/",
+        "caches of tokens",
+        "snapshot files of no run",
+    }
     assert done.places["spool records"] == 2  # one refused, one that waits
     assert done.not_compacted == ""
     assert found_in(ratchet_home, SECRET, UNIT) == []
@@ -210,10 +224,6 @@ def test_no_copy_is_left_anywhere_and_none_returns(ratchet_home: Path, tmp_path:
     assert found_in(ratchet_home, SECRET, UNIT) == []
 
 
-# --- Tombstones ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.django_db
 def test_what_was_erased_is_refused_and_what_comes_after_is_taken() -> None:
     row = asked("Where is my order?", "Here.", UNIT)
     unit_forget(UNIT)
@@ -230,10 +240,7 @@ def test_what_was_erased_is_refused_and_what_comes_after_is_taken() -> None:
     assert not any(UNIT in stone.digest or str(row.pk) in stone.digest for stone in Tombstone.objects.all())
 
 
-@pytest.mark.django_db
-def test_recording_asks_for_tombstones_once_a_second_where_nothing_was_erased(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tombstones_are_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = [1000.0], []
 
     def sleep(seconds: float) -> None:
@@ -263,7 +270,6 @@ def test_recording_asks_for_tombstones_once_a_second_where_nothing_was_erased(
     assert slept == [1.0]
 
 
-@pytest.mark.django_db
 def test_an_api_that_sends_it_again_is_told(monkeypatch: Any) -> None:
     row = asked("Where is my order?", "Here.", UNIT)
     unit_forget(UNIT)
@@ -274,7 +280,6 @@ def test_an_api_that_sends_it_again_is_told(monkeypatch: Any) -> None:
     assert not Decision.objects.exists()
 
 
-@pytest.mark.django_db
 def test_an_import_leaves_out_what_is_said_of_erased_decisions(tmp_path: Path) -> None:
     gone = [asked("Where is my order?", word, UNIT) for word in ("Here.", "There.")]
     kept = [asked("Where is my parcel?", word, "ada") for word in ("Here.", "There.")]
@@ -296,13 +301,7 @@ def test_an_import_leaves_out_what_is_said_of_erased_decisions(tmp_path: Path) -
     assert Comparison.objects.get().left_id in {row.pk for row in kept}
 
 
-# --- Marks --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.django_db
-def test_files_are_erased_while_a_training_removes_older_checkpoints(
-    ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_erased_during_a_training(ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = ratchet_home / "runs" / "1" / "checkpoints"
     for name in ("checkpoint-5", "checkpoint-10"):
         (checkpoints / name).mkdir(parents=True)
@@ -314,7 +313,6 @@ def test_files_are_erased_while_a_training_removes_older_checkpoints(
     assert not (checkpoints / "checkpoint-5").exists()
 
 
-@pytest.mark.django_db
 def test_what_others_say_too_is_no_mark() -> None:
     row = asked("Where is the nearest post office?", "In the long street.", UNIT)
     asked("Where is the nearest post office?", "I do not know that.", "ada")
@@ -328,7 +326,6 @@ def test_what_others_say_too_is_no_mark() -> None:
     assert not marks.in_text("user-47110")
 
 
-@pytest.mark.django_db
 def test_what_the_model_thought_is_a_mark_and_the_name_of_a_model_is_none() -> None:
     call = {"answer": {"object": "chat.completion"}, "request": {"model": "large-model-2026"}}
     facts = {"policy": "large-model-2026", "metadata": call}
@@ -336,9 +333,8 @@ def test_what_the_model_thought_is_a_mark_and_the_name_of_a_model_is_none() -> N
     asked("Where else?", "Nowhere.", "ada", **facts)
     marks = marks_of(UNIT, [row.pk], [])
     assert marks.texts == (f"It is {SECRET}.",)
-    assert marks.redact_json({"prompt_hash": row.prompt_hash, "reasoning": "a"}) == {
-        "prompt_hash": row.prompt_hash, "reasoning": REDACTION,
-    }  # fmt: skip
+    expected = {"prompt_hash": row.prompt_hash, "reasoning": REDACTION}
+    assert marks.redact_json({"prompt_hash": row.prompt_hash, "reasoning": "a"}) == expected
     unit_forget(UNIT)
     assert not Decision.objects.filter(reasoning__contains=SECRET).exists()
 
@@ -349,7 +345,6 @@ def test_texts_are_found_in_json_within_texts() -> None:
     assert "short" not in set(texts_of(value))
 
 
-@pytest.mark.django_db
 def test_a_text_that_was_cut_short_is_known_by_how_it_begins() -> None:
     text = "My grandmother sang in the choir of Bergen until 1962, and then she moved to Oslo."
     row = asked(text, "ok", UNIT)
@@ -361,7 +356,6 @@ def test_a_text_that_was_cut_short_is_known_by_how_it_begins() -> None:
     assert not marks.in_text("My neighbour sang in the choir of Bergen until 1962 as well.")
 
 
-@pytest.mark.django_db
 def test_a_file_keeps_its_length_where_it_is_no_json() -> None:
     row = asked("Where is the nearest post office?", "Strasse: »Münchner Straße 7«", UNIT)
     marks = marks_of(UNIT, [row.pk], [])
@@ -373,7 +367,6 @@ def test_a_file_keeps_its_length_where_it_is_no_json() -> None:
         assert redacted.endswith(b" after")
 
 
-@pytest.mark.django_db
 def test_a_unit_that_is_in_the_spool_alone_is_erased_there() -> None:
     spool = outbox_of(spool_folder())
     spool.put({"kind": "decision", "body": {"unit": UNIT, "response": "only here, nowhere else"}})

@@ -1,7 +1,5 @@
 """Evaluation: figures worked by hand from made-up answers, and a real model end to end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
@@ -87,8 +85,12 @@ class Made:
         yield
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies are tables, but in slow tests."""
+    if request.node.get_closest_marker("slow"):
+        return
+
     def scores(policy: Made, rows: Any, **_: Any) -> list[tuple[ResponseScore, ResponseScore]]:
         def one(row: Any, side: str) -> ResponseScore:
             ask, response = row["prompt"][-1]["content"], row[side]
@@ -130,7 +132,6 @@ def prefers(right: int, answers: str | None = None) -> Made:
     return Made(logps, {f"q{i}": answers or A for i in range(10)})
 
 
-@pytest.mark.usefixtures("made")
 def test_preference_accuracy_is_the_share_of_pairs_whose_chosen_side_is_likelier() -> None:
     outcome = evaluate_policy(prefers(7), ROWS, agent=PICKER)
     share = outcome["preference_accuracy"]
@@ -141,13 +142,11 @@ def test_preference_accuracy_is_the_share_of_pairs_whose_chosen_side_is_likelier
     assert outcome["samples"] == 10
 
 
-@pytest.mark.usefixtures("made")
 def test_a_tie_is_not_a_preference() -> None:
     policy = Made({("q0", A): -1.0, ("q0", P): -1.0}, {"q0": A})
     assert evaluate_policy(policy, ROWS[:1], agent=PICKER)["preference_accuracy"]["value"] == 0.0
 
 
-@pytest.mark.usefixtures("made")
 def test_the_length_normalised_share_divides_by_tokens() -> None:
     # chosen: -6 over 6 tokens is -1 a token; rejected: -4 over 2 is -2
     policy = Made({("q0", A): -6.0, ("q0", P): -4.0}, {"q0": A}, {A: 6, P: 2})
@@ -156,10 +155,8 @@ def test_the_length_normalised_share_divides_by_tokens() -> None:
     assert outcome["preference_accuracy_length_normalised"]["value"] == 1.0
 
 
-@pytest.mark.usefixtures("made")
 def test_the_comparison_counts_the_pairs_only_one_side_gets_right() -> None:
-    outcome = evaluate_policy(prefers(9), ROWS, agent=PICKER, against=prefers(3))
-    comparison = outcome["comparison"]
+    comparison = evaluate_policy(prefers(9), ROWS, agent=PICKER, against=prefers(3))["comparison"]
     assert comparison["against"] == "made-v1"
     assert comparison["preference_accuracy"]["value"] == 0.3
     assert (comparison["b"], comparison["c"]) == (6, 0)
@@ -168,7 +165,6 @@ def test_the_comparison_counts_the_pairs_only_one_side_gets_right() -> None:
     assert comparison["p_value"] == pytest.approx(2 / 2**6)
 
 
-@pytest.mark.usefixtures("made")
 def test_the_pairs_of_a_prompt_share_one_vote() -> None:
     rows = [a_row("q0", A, P), a_row("q0", A, M), *ROWS[1:3]]
     one, two = prefers(10), prefers(0)
@@ -192,7 +188,6 @@ def test_the_pairs_of_a_prompt_share_one_vote() -> None:
     assert single["evidence"]["pairs"]["pairs"] == 2
 
 
-@pytest.mark.usefixtures("made")
 def test_the_same_policy_twice_shows_no_difference() -> None:
     comparison = evaluate_policy(prefers(6), ROWS, agent=PICKER, against=prefers(6))["comparison"]
     assert comparison["difference"]["value"] == 0
@@ -201,7 +196,6 @@ def test_the_same_policy_twice_shows_no_difference() -> None:
     assert comparison["average_reward_difference"]["value"] == 0
 
 
-@pytest.mark.usefixtures("made")
 def test_both_sides_answer_the_same_prompts_each_prompt_once() -> None:
     rows = [a_row("q0", A, P), a_row("q0", A, M), *ROWS[1:4]]
     one, two = prefers(10), prefers(10)
@@ -213,7 +207,6 @@ def test_both_sides_answer_the_same_prompts_each_prompt_once() -> None:
     assert outcome["prompts_answered"] == outcome["valid_rate"]["n"] == 3
 
 
-@pytest.mark.usefixtures("made")
 def test_an_answer_that_is_not_listed_in_the_state_is_not_valid() -> None:
     policy = prefers(10)
     policy.answers = {**policy.answers, "q0": "no json", "q1": pick("banana"), "q2": M}
@@ -228,7 +221,6 @@ def test_an_answer_that_is_not_listed_in_the_state_is_not_valid() -> None:
     assert outcome["errors"][0]["expected"] == A
 
 
-@pytest.mark.usefixtures("made")
 def test_without_a_reward_function_an_answer_is_worth_what_people_thought_of_it() -> None:
     # liked 1, only rejected 0, invalid 0, not rated 0.5; written differently but the same choice counts as the same
     policy = prefers(10)
@@ -247,14 +239,12 @@ def test_without_a_reward_function_an_answer_is_worth_what_people_thought_of_it(
     assert "people rejected this answer" in [error["reason"] for error in outcome["errors"]]
 
 
-@pytest.mark.usefixtures("made")
 def test_an_answer_both_preferred_and_rejected_is_worth_a_half() -> None:
     rows = [a_row("q0", A, P), a_row("q0", M, A)]
     policy = Made({("q0", A): -1.0, ("q0", P): -2.0, ("q0", M): -3.0}, {"q0": A})
     assert evaluate_policy(policy, rows, agent=PICKER)["average_reward"]["value"] == 0.5
 
 
-@pytest.mark.usefixtures("made")
 def test_a_reward_function_is_asked_about_every_answer() -> None:
     def reward(row: Mapping[str, Any], answer: str) -> float:
         return 0.25 if row["prompt"][-1]["content"] == "q0" and answer == A else 0.75
@@ -263,7 +253,6 @@ def test_a_reward_function_is_asked_about_every_answer() -> None:
     assert outcome["average_reward"]["value"] == 0.5
 
 
-@pytest.mark.usefixtures("made")
 def test_agreement_with_the_truth_counts_only_prompts_whose_truth_is_known() -> None:
     rows = [a_row("q0", A, P, ripe="apple"), a_row("q1", A, P, ripe="plum"), a_row("q2", A, P)]
     outcome = evaluate_policy(prefers(10), rows, agent=PICKER, against=prefers(10, answers=M))
@@ -273,15 +262,12 @@ def test_agreement_with_the_truth_counts_only_prompts_whose_truth_is_known() -> 
     assert evaluate_policy(prefers(10), ROWS, agent=PICKER)["ground_truth"] is None
 
 
-@pytest.mark.usefixtures("made")
 def test_a_pair_judged_the_other_way_round_is_shown_with_by_how_much() -> None:
-    outcome = evaluate_policy(prefers(9), ROWS, agent=PICKER)
-    (error,) = outcome["errors"]
+    (error,) = evaluate_policy(prefers(9), ROWS, agent=PICKER)["errors"]
     assert figures_of(error.pop("reason")) == [1.0]
     assert error == {"prompt": "q9", "answer": P, "expected": A}
 
 
-@pytest.mark.usefixtures("made")
 def test_free_text_answers_are_compared_without_surrounding_space() -> None:
     rows = [a_row("q0", "yes please", "no")]
     policy = Made({("q0", "yes please"): -1.0, ("q0", "no"): -2.0}, {"q0": " yes please\n"})
@@ -290,7 +276,6 @@ def test_free_text_answers_are_compared_without_surrounding_space() -> None:
     assert outcome["valid_rate"]["value"] == 1.0
 
 
-@pytest.mark.usefixtures("made")
 def test_max_samples_and_no_generation_are_respected() -> None:
     policy = prefers(10)
     outcome = evaluate_policy(policy, ROWS, agent=PICKER, max_samples=4, generate_samples=0)
@@ -299,7 +284,6 @@ def test_max_samples_and_no_generation_are_respected() -> None:
     assert policy.asked == []
 
 
-@pytest.mark.usefixtures("made")
 def test_prompts_that_nobody_judged_show_whether_answers_are_valid_and_no_more() -> None:
     spare = [
         {"prompt": [{"role": "user", "content": ask}], "state": {"fruits": FRUITS}}
@@ -322,7 +306,6 @@ def test_prompts_that_nobody_judged_show_whether_answers_are_valid_and_no_more()
 
 
 @pytest.mark.django_db
-@pytest.mark.usefixtures("made")
 def test_a_policy_that_chooses_well_is_not_shut_out_for_how_it_would_write() -> None:
     """Right in 61 of 100 against 20, and 93 % valid where it writes, of which it is never asked."""
     prompts = [
@@ -356,7 +339,6 @@ def test_a_policy_that_chooses_well_is_not_shut_out_for_how_it_would_write() -> 
     assert report.passed, report.reason
 
 
-@pytest.mark.usefixtures("made")
 def test_answers_on_a_quantised_base_stand_beside_those_in_full_precision() -> None:
     seven = {f"q{i}" for i in range(7)}
     asked: list[str] = []
@@ -371,26 +353,11 @@ def test_answers_on_a_quantised_base_stand_beside_those_in_full_precision() -> N
     assert (found["valid_rate"]["value"], found["average_reward"]["value"]) == (0.7, 0.7)
 
 
-@pytest.mark.usefixtures("made")
-def test_progress_ends_at_its_total() -> None:
-    seen: list[tuple[int, int]] = []
-    evaluate_policy(
-        prefers(9),
-        ROWS,
-        agent=PICKER,
-        against=prefers(3),
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert [total for _, total in seen] == [60] * len(seen)
-    assert [done for done, _ in seen] == [10, 20, 30, 40, 50, 60]
-
-
-def test_no_pairs_are_refused() -> None:
+def test_nothing_to_evaluate_is_refused() -> None:
+    # no pairs are refused
     with pytest.raises(TrainingRefused, match="at least one held-out pair"):
         evaluate_policy(None, [], agent=PICKER)  # type: ignore[arg-type]
-
-
-def test_an_unknown_opponent_is_an_error() -> None:
+    # an unknown opponent is an error
     with pytest.raises(ValueError, match="against='base'"):
         evaluate_policy(None, ROWS, agent=PICKER, against="champion")  # type: ignore[arg-type]
 
@@ -415,7 +382,6 @@ def test_a_real_policy_is_evaluated_against_its_base_into_json(tmp_path: Path) -
     assert "comparison" not in alone
 
 
-@pytest.mark.usefixtures("made")
 def test_a_classifier_stands_beside_the_policy_on_the_same_prompts() -> None:
     apple = LinearPolicy(
         "picker",

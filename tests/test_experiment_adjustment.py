@@ -1,7 +1,5 @@
 """Adjustment of an experiment's effect by what was known of its units before they had an arm."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from io import StringIO
@@ -17,17 +15,14 @@ from rl.experiments.results import results_of
 from rl.experiments.verdicts import ArmEffect
 from rl.models import Experiment, Policy
 from rl.statistics.contrasts import FOLDS, Moments, adjusted_moments, cross_predictions
-from tests.support.api_client import ApiClient
+from tests.support.api_client import ApiClient, signed_in
 from tests.support.experiments import PROMPT, expose, policy_of, running_of
+from tests.support.said import words
 from tests.support.traffic_worlds import EQUAL_WORLDS, WORLDS, looks_of
-from tests.test_experiment_pages import signed_in, words
 
 pytestmark = pytest.mark.slow
 
 UNITS = 120
-
-
-# --- The regression -----------------------------------------------------------------------------------------
 
 
 def test_a_unit_is_predicted_from_the_units_of_other_folds() -> None:
@@ -66,7 +61,6 @@ def test_luck_in_who_got_which_arm_is_taken_away() -> None:
     found = adjusted_moments(
         values, np.ones(200), arms, values[:, None].copy(), np.arange(200) // 3 % FOLDS, np.zeros(200)
     )
-    assert found is not None
     assert abs(found[0].mean - found[1].mean) < 0.05
     assert max(one.variance for one in found) < 0.05
 
@@ -94,9 +88,6 @@ def test_a_past_that_says_nothing_costs_nothing() -> None:
     assert min(1 - one.adjusted.error / one.plain.error for one in found) > -0.02
 
 
-# --- The log ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def experiment(db: None) -> Experiment:
     policy_of("filer-v1", Policy.Stage.CHAMPION)
@@ -118,20 +109,27 @@ def past_of(units: Sequence[int], days_ago: float = 10.0, rated_days_ago: float 
     rated_at = at if rated_days_ago is None else timezone.now() - timedelta(days=rated_days_ago)
     rows = [
         Decision(
-            agent="filer", messages=PROMPT, prompt_hash=prompt_hash("filer", PROMPT), response="inbox",
-            policy="filer-v1", unit=f"user-{n}", created_at=at,
+            agent="filer",
+            messages=PROMPT,
+            prompt_hash=prompt_hash("filer", PROMPT),
+            response="inbox",
+            policy="filer-v1",
+            unit=f"user-{n}",
+            created_at=at,
         )
         for n in units
         for _ in range(3)
-    ]  # fmt: skip
+    ]
     Decision.objects.bulk_create(rows)
     Rating.objects.bulk_create(
         Rating(
-            decision=row, rater="ann", created_at=rated_at,
+            decision=row,
+            rater="ann",
+            created_at=rated_at,
             thumb="up" if liked(int(row.unit.removeprefix("user-"))) else "down",
         )
         for row in rows
-    )  # fmt: skip
+    )
 
 
 def effect_in(experiment: Experiment) -> ArmEffect:
@@ -149,17 +147,12 @@ def test_the_units_past_takes_variance_away(experiment: Experiment) -> None:
     past_of(range(UNITS))
     expose(range(UNITS), thumbs)
     found = effect_in(experiment)
-    assert found.unadjusted_effect is not None
-    assert found.unadjusted_effect.variance_reduction > 0.4
-    assert found.unadjusted_effect.covariates == ("their past",)
+    assert found.unadjusted.variance_removed > 0.4
+    assert found.unadjusted.covariates == ("their past",)
     figures = {one.name: one.figures["thumbs_up"].value for one in results_of(experiment).arms}
-    assert figures["challenger"] is not None
-    assert figures["control"] is not None
-    assert found.unadjusted_effect.value == pytest.approx(figures["challenger"] - figures["control"])
+    assert found.unadjusted.value == pytest.approx(figures["challenger"] - figures["control"])
     assert found.value is not None
-    assert found.low is not None
-    assert found.high is not None
-    assert found.high - found.low < 0.8 * (found.unadjusted_effect.high - found.unadjusted_effect.low)
+    assert found.high - found.low < 0.8 * (found.unadjusted.high - found.unadjusted.low)
 
 
 def test_what_was_said_after_the_start_is_no_past(experiment: Experiment) -> None:
@@ -167,7 +160,7 @@ def test_what_was_said_after_the_start_is_no_past(experiment: Experiment) -> Non
     past_of(range(UNITS), rated_days_ago=0.5)  # of earlier decisions, said while the experiment ran
     found = effect_in(experiment)
     # all that is left of their past is that each had three decisions, which tells nobody apart
-    assert found.unadjusted_effect is None or found.unadjusted_effect.value == pytest.approx(found.value)
+    assert found.unadjusted is None or found.unadjusted.value == pytest.approx(found.value)
     past_of(range(UNITS), days_ago=200.0)  # longer ago than is read
     assert effect_in(experiment).value == pytest.approx(found.value)
 
@@ -181,9 +174,8 @@ def test_first_prompts_take_variance_away_where_units_have_no_past(experiment: E
         row.messages = [{"role": "user", "content": text}]
     Decision.objects.bulk_update(rows, ["messages"])
     found = effect_in(experiment)
-    assert found.unadjusted_effect is not None
-    assert found.unadjusted_effect.covariates == ("their first prompt",)
-    assert found.unadjusted_effect.variance_reduction > 0.9
+    assert found.unadjusted.covariates == ("their first prompt",)
+    assert found.unadjusted.variance_removed > 0.9
 
 
 def test_a_bandits_figures_are_not_adjusted(experiment: Experiment) -> None:
@@ -191,25 +183,24 @@ def test_a_bandits_figures_are_not_adjusted(experiment: Experiment) -> None:
     experiment.refresh_from_db()
     past_of(range(UNITS))
     expose(range(UNITS), thumbs)
-    assert effect_in(experiment).unadjusted_effect is None
+    assert effect_in(experiment).unadjusted is None
 
 
 def test_page_rest_and_command_say_what_the_adjustment_did(experiment: Experiment) -> None:
     past_of(range(UNITS))
     expose(range(UNITS), thumbs)
     effect = effect_in(experiment)
-    assert effect.unadjusted_effect is not None
-    removed = f"removes {100 * effect.unadjusted_effect.variance_reduction:.0f} % of the variance"
+    removed = f"removes {100 * effect.unadjusted.variance_removed:.0f} % of the variance"
     page = words(signed_in("olga", "operator").get(f"/experiments/{experiment.pk}/").text)
     assert removed in page.replace("\u202f", " ")
     assert "from before assignment (their past)" in page
     found = ApiClient("read").get(f"/api/experiments/{experiment.pk}/results/").json()["arms"]
     by_name = {one["name"]: one["effect"] for one in found}
     assert by_name["challenger"]["unadjusted"] == {
-        "value": pytest.approx(effect.unadjusted_effect.value),
-        "low": pytest.approx(effect.unadjusted_effect.low),
-        "high": pytest.approx(effect.unadjusted_effect.high),
-        "variance_removed": pytest.approx(effect.unadjusted_effect.variance_reduction),
+        "value": pytest.approx(effect.unadjusted.value),
+        "low": pytest.approx(effect.unadjusted.low),
+        "high": pytest.approx(effect.unadjusted.high),
+        "variance_removed": pytest.approx(effect.unadjusted.variance_removed),
         "covariates": ["their past"],
     }
     out = StringIO()

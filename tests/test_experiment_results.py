@@ -1,7 +1,5 @@
 """Where an experiment stands by the decision log, and what the clock does about it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +9,7 @@ from django.utils import timezone
 
 from feedback.models import Outcome
 from feedback.services import rating_submit, rating_withdraw
-from rl.experiments.results import results_of, results_represent
+from rl.experiments.results import ResultsShown, results_of
 from rl.experiments.schedule import arm_promote, bandit_reweight, experiment_look, tick
 from rl.experiments.traffic import ExperimentRefused, plan_of
 from rl.experiments.verdicts import Rule, effect_of, guardrail_judge
@@ -40,9 +38,6 @@ def events(experiment: Experiment) -> list[str]:
     return list(experiment.events.order_by("pk").values_list("kind", flat=True))
 
 
-# --- Figures ------------------------------------------------------------------------------------------------
-
-
 def test_figures_are_those_of_the_log() -> None:
     experiment = running_of()
     rows = expose(range(200), thumbs(0.6, 0.3))
@@ -50,10 +45,9 @@ def test_figures_are_those_of_the_log() -> None:
     for name, result in found.items():
         own = [row for row in rows if row.arm == f"shorter/{name}"]
         up = sum(rating.thumb == "up" for row in own for rating in row.ratings.all())
-        assert (result.units, result.decisions, result.value_count) == (len(own), len(own), len(own))
+        assert (result.units, result.exposures, result.value_count) == (len(own), len(own), len(own))
         assert result.figures["thumbs_up"].value == pytest.approx(up / len(own))
     effect = found["challenger"].effect
-    assert effect is not None
     assert effect.value == pytest.approx(
         found["challenger"].figures["thumbs_up"].value - found["control"].figures["thumbs_up"].value  # type: ignore[operator]
     )
@@ -65,12 +59,9 @@ def test_several_decisions_of_one_unit_are_one_unit() -> None:
         expose(range(40), thumbs(0.5, 0.5))
     results = results_of(experiment)
     assert sum(result.units for result in results.arms) == 40
-    assert sum(result.decisions for result in results.arms) == 200
+    assert sum(result.exposures for result in results.arms) == 200
     # all five of a unit say the same: no more is known than from one each
-    one, five = (
-        Moments.of_ratio([1, 0, 1, 0], [1] * 4),
-        Moments.of_ratio([5, 0, 5, 0], [5] * 4),
-    )
+    one, five = (Moments.of_ratio([1, 0, 1, 0], [1] * 4), Moments.of_ratio([5, 0, 5, 0], [5] * 4))
     assert one.error == pytest.approx(five.error)
 
 
@@ -132,24 +123,19 @@ def test_slices_show_where_a_difference_lies() -> None:
 def test_simulated_ratings_are_counted() -> None:
     experiment = running_of()
     expose(range(30), lambda n, _new: {"thumb": True, "rater_kind": "simulated" if n < 12 else "human"})
-    assert results_of(experiment).simulated_ratings == 12
+    assert results_of(experiment).simulated == 12
 
 
 def test_an_empty_experiment_says_that_it_collects() -> None:
-    shown = results_represent(results_of(running_of()))
+    shown = ResultsShown.of(results_of(running_of()))
     assert shown["verdict"] == "collecting"
     assert shown["arms"][1]["effect"]["value"] is None
     assert shown["arms"][1]["effect"]["state"] == "collecting"
 
 
-# --- Rules --------------------------------------------------------------------------------------------------
-
-
 def rule_of(**more: Any) -> Rule:
-    given: dict[str, Any] = {
-        "metric": metric_of("thumbs_up"), "goal": "higher", "alpha": 0.05, "tuning": 1000, "min_units": 50,
-        "guardrails": (), "challengers": 1,
-    }  # fmt: skip
+    given: dict[str, Any] = {"metric": metric_of("thumbs_up"), "goal": "higher", "alpha": 0.05}
+    given |= {"tuning": 1000, "min_units": 50, "guardrails": (), "challengers": 1}
     return Rule(**{**given, **more})
 
 
@@ -177,26 +163,20 @@ def test_equal_arms_are_rarely_told_apart_by_the_whole_rule() -> None:
     assert alarms <= 15  # 5 % of 300
 
 
-def test_where_less_is_better_a_fall_is_a_gain() -> None:
+def test_harm_and_alpha() -> None:
+    # where less is better a fall is a gain
     new, old = moments_of_counts(100, 1000), moments_of_counts(300, 1000)
     assert effect_of(new, old, rule_of(metric=metric_of("error_rate"), goal="lower")).state == "better"
     assert effect_of(new, old, rule_of()).state == "worse"
-
-
-def test_an_arm_that_always_fails_is_harm_though_nothing_varies() -> None:
+    # an arm that always fails is harm though nothing varies
     guard = Guardrail(metric_of("error_rate"), "lower", 0.02)
     found = guardrail_judge(
         moments_of_counts(60, 60), moments_of_counts(0, 60), guard, rule_of(guardrails=(guard,))
     )
     assert found.state == "harm"
-
-
-def test_several_challengers_share_what_may_be_spent() -> None:
+    # several challengers share what may be spent
     one, three = rule_of(), rule_of(challengers=3)
     assert three.metric_alpha == pytest.approx(one.metric_alpha / 3)
-
-
-# --- The clock ----------------------------------------------------------------------------------------------
 
 
 def test_a_better_arm_is_proposed_once() -> None:
@@ -268,9 +248,8 @@ def test_by_setting_a_winner_is_promoted_where_its_gate_opens(policies: Any) -> 
     assert registry.champion_of("filer").name == "filer-v2"  # type: ignore[union-attr]
     assert events(experiment)[-2:] == ["promoted", "stopped"]
     kept = policies[1].events.get(kind="promoted")
-    assert (kept.forced, kept.verdicts["live"]["experiment"], kept.verdicts["to"]) == (
-        False, "shorter", "challenger",
-    )  # fmt: skip
+    expected = (False, "shorter", "challenger")
+    assert (kept.forced, kept.verdicts["live"]["experiment"], kept.verdicts["to"]) == expected
 
 
 def test_a_closed_gate_holds_a_winner_back(policies: Any) -> None:
@@ -285,11 +264,8 @@ def test_a_closed_gate_holds_a_winner_back(policies: Any) -> None:
 def test_an_arm_that_is_not_shown_to_be_better_is_not_promoted() -> None:
     experiment = running_of()
     results = results_of(experiment)
-    with pytest.raises(registry.RegistryRefused, match="not shown to be better"):
+    with pytest.raises(registry.RegistryRefused, match="has not won"):
         arm_promote(experiment, results.leader, results, actor="ann")
-
-
-# --- A bandit -----------------------------------------------------------------------------------------------
 
 
 def test_a_bandit_gives_more_to_what_seems_better_and_never_less_than_its_floor() -> None:
@@ -346,9 +322,6 @@ def test_a_stopped_experiment_is_looked_at_no_more() -> None:
         experiment_look(experiment)
 
 
-# --- The split ----------------------------------------------------------------------------------------------
-
-
 def test_the_split_is_checked_at_every_look() -> None:
     random = np.random.default_rng(2)
     alarms = 0
@@ -360,3 +333,64 @@ def test_the_split_is_checked_at_every_look() -> None:
         )
     assert alarms <= 15
     assert ratio_mismatch_anytime_p([600, 400], [1, 1]) < 0.001
+
+
+def ramp_of(experiment: Experiment) -> int:
+    experiment.refresh_from_db()
+    return experiment.ramp
+
+
+def ramped(**settings: Any) -> Experiment:
+    """A ramp by the scheduler, whose units take part as at 100 %."""
+    return running_of(not_inferior=0.1, auto_ramp=True, min_units=40, **settings)
+
+
+def test_a_ramp_goes_up_where_the_loss_of_all_users_is_ruled_out_to_exceed_the_margin() -> None:
+    experiment = ramped()
+    expose(range(110), thumbs(0.5, 0.6))
+    low = results_of(experiment).challengers[0].effect.low  # type: ignore[union-attr]
+    assert low is not None
+    assert -0.7 < low < -0.2
+    Experiment.objects.filter(pk=experiment.pk).update(ramp=1)
+    assert [results_of(experiment).loss_excluded(to) for to in (5, 25, 100)] == [
+        pytest.approx(share * -low / 2) for share in (0.05, 0.25, 1.0)
+    ]
+    for step in (5, 25, 25):
+        tick()
+        assert ramp_of(experiment) == step
+    assert [event.reason for event in experiment.events.filter(kind="ramped")][-1].startswith(
+        "at 5 % all users"
+    )
+
+
+def test_a_ramp_waits_for_enough_units_and_for_an_even_split() -> None:
+    experiment = ramped()
+    Experiment.objects.filter(pk=experiment.pk).update(ramp=1)
+    tick()
+    assert ramp_of(experiment) == 1
+    assert results_of(experiment).loss_excluded(5) is None
+
+
+def test_a_ramp_that_turns_out_worse_goes_back_to_the_champion_and_says_why() -> None:
+    experiment = ramped()
+    expose(range(400), thumbs(0.2, 0.8))
+    Experiment.objects.filter(pk=experiment.pk).update(ramp=5)
+    tick()
+    experiment.refresh_from_db()
+    assert (experiment.status, experiment.ramp) == ("stopped", 5)
+    assert "worse than control" in experiment.reason
+    assert plan_of("filer").experiments == ()
+
+
+def test_cost_and_latency_stand_beside_whatever_is_asked() -> None:
+    experiment = ramped(guardrails=[])
+    expose(range(100), lambda n, new: {"thumb": True, "latency_ms": 10.0 if new else 20.0,
+                                       "metadata": {"serving": {"cost_usd": 0.0 if new else 0.002}}})  # fmt: skip
+    found = {one.name: one.figures for one in results_of(experiment).arms}
+    assert found["challenger"]["latency_ms"].value == pytest.approx(10.0)
+    assert found["control"]["cost_usd_per_1000"].value == pytest.approx(2.0)
+
+
+def test_a_ramp_needs_the_loss_it_rules_out() -> None:
+    with pytest.raises(ExperimentRefused, match="not_inferior"):
+        running_of(auto_ramp=True)

@@ -1,10 +1,10 @@
-"""The explorer: decisions found page by page, one decision with all that is known, a trace as a timeline."""
-
-from __future__ import annotations
+"""The explorer of decisions and traces, and the drawings of agents' choices."""
 
 import re
 import uuid
+from dataclasses import replace
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,9 +15,9 @@ from pytest_django import DjangoAssertNumQueries
 from backend.rest import pages
 from feedback.explorer import listing
 from feedback.explorer.decision_facts import LinkedFacts
-from feedback.explorer.listing import DecisionSearch, decisions_page
+from feedback.explorer.listing import PARTS_READ, STEPS_SHOWN, DecisionSearch, decisions_page, timeline_of
+from feedback.explorer.previews import agent_facts, preview_of
 from feedback.explorer.search import DecisionFilter
-from feedback.explorer.timeline import PARTS_READ, STEPS_SHOWN, timeline_of
 from feedback.models import Decision, Trace
 from feedback.recording.ingest import trace_record
 from feedback.services import (
@@ -27,10 +27,15 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
+from rl.agents import AGENTS, get_agent
+from rl.agents.template import TemplateAgent
+from rl.agents.widgets import WIDGETS, Canvas, widget_drawing
 from tests.support.api_client import person
 from tests.support.postgres import postgres_url as postgres_url
+from tests.support.rating_page import record, scenario
 
 pytestmark = pytest.mark.django_db
+
 
 START = timezone.now() - timedelta(days=2)
 
@@ -44,15 +49,6 @@ def found(within: DecisionFilter | None = None, **asked: Any) -> list[str]:
     return [
         row.response for row in decisions_page(DecisionSearch(within or DecisionFilter(), **asked)).decisions
     ]
-
-
-@pytest.fixture
-def operator(client: Client) -> Client:
-    client.force_login(person("olga", "operator"))
-    return client
-
-
-# --- Finding ------------------------------------------------------------------------------------------------
 
 
 def test_the_newest_come_first_and_pages_leave_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +82,7 @@ def test_text_is_found_in_prompt_and_response() -> None:
 def test_decisions_are_found_by_agent_policy_tag_and_day() -> None:
     decide(1, agent="helpdesk", policy="helpdesk-v1", tags=["a b"])
     decide(2, policy="assistant-v2", tags=["a"])
-    old = decide(3)
-    Decision.objects.filter(pk=old.pk).update(created_at=START - timedelta(days=9))
+    Decision.objects.filter(pk=decide(3).pk).update(created_at=START - timedelta(days=9))
     assert found(DecisionFilter(agent="helpdesk")) == ["answer 1"]
     assert found(DecisionFilter(policy="assistant-v2")) == ["answer 2"]
     assert found(DecisionFilter(tag="a")) == ["answer 2"]
@@ -128,27 +123,13 @@ def test_what_no_index_knows_is_looked_for_a_bounded_way_back(monkeypatch: pytes
     assert (third.older, third.scan_end) == ("", None)
 
 
-def test_a_page_takes_as_many_queries_for_many_as_for_one(
-    operator: Client, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_queries_do_not_grow(operator: Client, django_assert_max_num_queries: DjangoAssertNumQueries) -> None:
     for number in range(30):
         rating_submit(decision=decide(number), rater="ada", thumb="up")
     # session, user, two for permissions, agents, policies, the place where the look ends, decisions, ratings; and
-    # whether anything was ever promoted, for the link to the start
-    with django_assert_max_num_queries(10):
+    # what the frame shows: work in the background, problems
+    with django_assert_max_num_queries(11):
         operator.get("/decisions/?rated=good")
-
-
-# --- Pages and who may see them -----------------------------------------------------------------------------
-
-
-def test_raters_are_blind_and_see_no_decisions(client: Client) -> None:
-    row = decide(policy="assistant-v1")
-    assert client.get("/decisions/").status_code == 302
-    client.force_login(person("ada", "rater"))
-    assert client.get("/decisions/").status_code == 403
-    assert client.get(f"/decisions/{row.pk}/").status_code == 403
-    assert "/decisions/" not in client.get("/").text
 
 
 def test_the_list_links_to_each_decision_and_escapes_what_apps_said(operator: Client) -> None:
@@ -173,14 +154,13 @@ def test_filters_are_filled_in_and_stay_in_the_links(operator: Client) -> None:
     assert last.count('class="found-asked"') == 1
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["agent=No%20Slug", "since=tomorrow", "rated=maybe", "before=x", "before=2026-01-01~x", "q=a%00b"],
-)
-def test_what_cannot_be_asked_is_said(operator: Client, query: str) -> None:
-    answer = operator.get(f"/decisions/?{query}")
-    assert answer.status_code == 400
-    assert re.search(r'<p class="fault" role="alert">[^<]{8,}', answer.text)
+def test_what_cannot_be_asked_is_said(operator: Client) -> None:
+    bad = ("agent=No%20Slug", "since=tomorrow", "rated=maybe", "before=x", "before=2026-01-01~x", "q=a%00b")
+    for query in bad:
+        answer = operator.get(f"/decisions/?{query}")
+        assert answer.status_code == 400, query
+        assert re.search(r'<p class="fault" role="alert">[^<]{8,}', answer.text)
+    assert operator.get(f"/decisions/{uuid.uuid4()}/").status_code == 404
 
 
 def test_one_decision_shows_all_that_was_said_of_it(operator: Client) -> None:
@@ -197,15 +177,11 @@ def test_one_decision_shows_all_that_was_said_of_it(operator: Client) -> None:
     comparison_submit(left=other, right=row, preference="right", rater="bob")
     outcome_record(decision=row, name="ticket_reopened", value=1)
     html = operator.get(f"/decisions/{row.pk}/").text
-    for said in ("5 of 5 stars", "2 of 5 stars", "replaced", "On second thought.", "Better still.", ">preferred<",
-                 "ticket_reopened", "assistant-v2", "user-7", "0.25", "0.700", "question 1",
-                 "Is &lt;this&gt; the way?"):  # fmt: skip
+    shown = ("5 of 5 stars", "2 of 5 stars", "replaced", "On second thought.", "Better still.", ">preferred<")
+    linked = ("ticket_reopened", "assistant-v2", "user-7", "0.25", "0.700", "question 1")
+    for said in (*shown, *linked, "Is &lt;this&gt; the way?"):
         assert said in html, said
     assert ">not preferred<" in operator.get(f"/decisions/{other.pk}/").text
-
-
-def test_a_decision_that_is_not_there_is_not_found(operator: Client) -> None:
-    assert operator.get(f"/decisions/{uuid.uuid4()}/").status_code == 404
 
 
 def facts_of(decision: uuid.UUID, policy: str) -> LinkedFacts:
@@ -230,8 +206,6 @@ def test_the_reward_and_the_policys_page_come_through_the_setting(operator: Clie
     assert 'href="/policies/assistant-v2/"' in html
 
 
-# --- Timeline -----------------------------------------------------------------------------------------------
-
 AT = "2026-01-01T00:00:00+00:00"
 
 
@@ -242,9 +216,8 @@ def traced(*steps: dict[str, Any], **facts: Any) -> tuple[Trace, uuid.UUID]:
 
 
 def test_a_step_shows_what_went_in_what_came_out_and_how_long_it_took() -> None:
-    call = {"kind": "tool_call", "name": "search", "arguments": {"q": 1}, "error": "TimeoutError",
-            "at": "2026-01-01T00:00:01.500Z", "duration_ms": 2500, "attempt": 2}  # fmt: skip
-    trace, decision = traced(call)
+    call = {"kind": "tool_call", "name": "search", "arguments": {"q": 1}, "error": "TimeoutError"}
+    trace, decision = traced(call | {"at": "2026-01-01T00:00:01.500Z", "duration_ms": 2500, "attempt": 2})
     (step, own) = timeline_of(trace, decision).steps
     assert (step.name, step.arguments, step.error) == ("search", '{"q": 1}', "TimeoutError")
     assert (step.after_text, step.duration_text) == ("+1.5 s", "2.5 s")
@@ -296,3 +269,62 @@ def test_steps_of_any_shape_are_shown(client: Client) -> None:
     assert shown.steps[2].duration_text == "1 min 5 s"
     client.force_login(person("olga", "operator"))
     assert "never finished" in client.get(f"/decisions/{decision}/").text
+
+
+ALL_WIDGETS = sorted({name for kinds in WIDGETS.values() for kind in kinds for name in kind})
+
+
+def draw(name: str, seed: str = "a", **context: Any) -> str | None:
+    return widget_drawing(name, asked="compare orders of every team", context=context, seed=seed)
+
+
+def test_every_widget_is_drawn_within_its_sheet() -> None:
+    for name, on, points in product(ALL_WIDGETS, ("phone", "wall screen"), (4, 4000)):
+        svg = draw(name, on=on, points=points)
+        width = float(re.search(r'<svg[^>]* width="(\d+)"', svg)[1])  # type: ignore[index]
+        xs = [float(x) for x in re.findall(r' (?:x|x1|x2|cx)="([-\d.]+)"', svg)]
+        assert all(-1 <= x <= width + 1 for x in xs), name
+        assert "nan" not in svg
+        assert "inf" not in svg
+    odd = (None, True, "many", float("nan"), float("inf"), -3, 10**9)
+    assert [points for points in odd if draw("line_chart", points=points) is None] == []
+    assert draw("hologram") is None
+
+
+def test_an_agent_draws_its_own_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its drawing is what agents without code that have its preview are shown by, too."""
+    asked: dict[str, Any] = {}
+
+    def sketch(choice: str, **facts: Any) -> str:
+        asked.update(facts, choice=choice)
+        return "<svg><text>mine</text></svg>"
+
+    monkeypatch.setitem(AGENTS, "widgets", replace(AGENTS["widgets"], drawing=sketch))
+    monkeypatch.setitem(
+        AGENTS, "plain", TemplateAgent(slug="plain", title="", description="", preview="widget")
+    )
+    assert agent_facts("plain").draw is sketch
+    assert agent_facts("filer").draw is None
+    decision = record(**scenario("widgets"))
+    facts = agent_facts(decision.agent)
+    preview = preview_of(decision, facts)
+    assert preview.drawing == "<svg><text>mine</text></svg>"
+    assert asked["choice"] == preview.choice
+    assert asked["seed"] == decision.prompt_hash
+
+
+def test_a_drawing_that_fails_leaves_the_page_without_a_picture(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(choice: str, **facts: Any) -> str:
+        raise KeyError("colour")
+
+    preview = preview_of(record(**scenario("widgets")), replace(get_agent("widgets").facts(), draw=broken))
+    assert preview.drawing is None
+    assert preview.choice
+    assert "the drawing of agent widgets failed" in caplog.text
+
+
+def test_texts_of_a_drawing_cannot_leave_it() -> None:
+    canvas = Canvas(100, 50, '"><script>')
+    canvas.text(1, 1, "<script>alert(1)</script>")
+    assert canvas.svg().count("&lt;script&gt;") == 2
+    assert "<script" not in canvas.svg()

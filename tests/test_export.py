@@ -1,10 +1,6 @@
 """Exports: files that are whole or absent, and merged weights that are PEFT's own."""
 
-from __future__ import annotations
-
-import errno
 import json
-import os
 import shutil
 import subprocess
 from collections import namedtuple
@@ -65,9 +61,6 @@ def merged_by_peft(base: Path, adapter: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-# --- files -------------------------------------------------------------------------------------------------------
-
-
 def test_a_staged_file_appears_whole_with_its_hash(tmp_path: Path) -> None:
     with staged_file(tmp_path / "new" / "a.bin", 3) as staged:
         staged.write_bytes(b"abc")
@@ -107,9 +100,7 @@ def test_an_earlier_export_is_replaced_but_nothing_else(tmp_path: Path) -> None:
     assert leftovers(output) == ["new"]
 
 
-def test_too_little_space_is_refused_with_both_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 2 * 10**9))
     with (
         pytest.raises(ExportRefused, match=r"needs 5\.1 GB in .*, found 2\.0 GB free"),
@@ -119,16 +110,8 @@ def test_too_little_space_is_refused_with_both_figures(
     assert leftovers(tmp_path) == []
 
 
-def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ExportRefused, match="became full while exporting"):
-        half_written(tmp_path / "a", OSError(errno.ENOSPC, "No space left on device"))
-    assert leftovers(tmp_path) == []
-
-
 @pytest.mark.slow
-def test_a_really_full_disk_is_refused(
-    llama: Path, llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk(llama: Path, llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -152,16 +135,6 @@ def test_an_output_below_a_file_is_refused(llama_lora: Path, tmp_path: Path) -> 
     (tmp_path / "file").write_text("x")
     with pytest.raises(ExportRefused, match="folder that can be written"):
         export_lora(None, llama_lora, tmp_path / "file" / "out")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_an_unwritable_folder_is_refused(llama_lora: Path, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(ExportRefused, match="folder that can be written"):
-        export_lora(None, llama_lora, tmp_path / "out")
-
-
-# --- merged ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -197,12 +170,10 @@ def test_every_plain_lora_merges_as_peft_does(knobs: dict[str, Any], llama: Path
 
 
 @pytest.mark.slow
-def test_a_merged_folder_is_checked_against_base_and_adapter(
-    llama: Path, llama_lora: Path, tmp_path: Path
-) -> None:
+def test_a_merged_folder_is_checked(llama: Path, llama_lora: Path, tmp_path: Path) -> None:
     result = export_merged(str(llama), llama_lora, tmp_path / "out")
     # float32 in, float32 out: only the order of additions differs
-    found = result.equality["agreement"]["policy"]["texts"]
+    found = result.checked["agreement"]["policy"]["texts"]
     assert found["kl"] < 1e-8
     assert found["top1_agreement"] == 1.0
     assert found["positions"] > 100
@@ -219,9 +190,7 @@ def test_weights_are_as_readable_as_the_rest(llama: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_wrong_merge_is_thrown_away(
-    llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_merge_goes(llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Adapter, "scale", lambda self, module, rank: 3.0)
     with pytest.raises(ExportRefused, match="to answer like base \\+ adapter"):
         export_merged(None, llama_lora, tmp_path / "out")
@@ -231,17 +200,14 @@ def test_a_wrong_merge_is_thrown_away(
 @pytest.mark.slow
 def test_merging_keeps_the_base_type(tmp_path: Path) -> None:
     base = tiny_model(tmp_path / "base", "qwen3", dtype="bfloat16")
-    adapter = tiny_adapter(base, tmp_path / "lora")
-    export_merged(None, adapter, tmp_path / "out")
+    export_merged(None, tiny_adapter(base, tmp_path / "lora"), tmp_path / "out")
     assert {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()} == {
         torch.bfloat16
     }
 
 
 @pytest.mark.slow
-def test_large_models_are_written_in_shards(
-    llama: Path, llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards(llama: Path, llama_lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hugging_face, "SHARD_BYTES", 150_000)
     export_merged(None, llama_lora, tmp_path / "out")
     shards = sorted(tmp_path.glob("out/model-*.safetensors"))
@@ -251,7 +217,7 @@ def test_large_models_are_written_in_shards(
     assert set(index["weight_map"]) == set(load_file(llama / "model.safetensors"))
     # and a sharded folder is read again
     again = export_merged(str(tmp_path / "out"), None, tmp_path / "again")
-    assert again.equality["agreement"]["policy"]["texts"]["kl"] < 1e-12
+    assert again.checked["agreement"]["policy"]["texts"]["kl"] < 1e-12
 
 
 @pytest.mark.slow
@@ -278,9 +244,6 @@ def test_published_gpt2_names_without_prefix_are_found(tmp_path: Path) -> None:
         rtol=0,
         atol=1e-5,
     )
-
-
-# --- refusals ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -322,14 +285,13 @@ def test_a_base_that_is_nowhere_is_refused(llama_lora: Path, tmp_path: Path) -> 
         export_merged(str(tmp_path / "gone"), llama_lora, tmp_path / "out")
 
 
-def test_pickled_weights_are_refused(tmp_path: Path, llama: Path) -> None:
+def test_refusals_by_kind_of_weights(tmp_path: Path, llama: Path) -> None:
+    # pickled weights are refused
     pickled = shutil.copytree(llama, tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     with pytest.raises(ExportRefused, match=r"safetensors.*found pytorch_model\.bin"):
         export_merged(str(pickled), None, tmp_path / "out")
-
-
-def test_quantised_bases_are_refused(tmp_path: Path, llama: Path) -> None:
+    # quantised bases are refused
     small = shutil.copytree(llama, tmp_path / "small")
     config = json.loads((small / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
@@ -345,9 +307,7 @@ def test_an_adapter_of_another_shape_is_refused(llama_lora: Path, tmp_path: Path
     assert leftovers(tmp_path / "out") == []
 
 
-def test_an_adapter_of_another_base_is_refused_by_its_hash(
-    llama: Path, llama_lora: Path, tmp_path: Path
-) -> None:
+def test_an_adapter_of_another_base_is_refused(llama: Path, llama_lora: Path, tmp_path: Path) -> None:
     adapter = shutil.copytree(llama_lora, tmp_path / "lora")
     facts = {"base_model": str(llama), "base_model_hash": base_hash(str(llama))}
     (adapter / "ratchet.json").write_text(json.dumps(facts))
@@ -357,12 +317,8 @@ def test_an_adapter_of_another_base_is_refused_by_its_hash(
         source_open(str(other), adapter)
 
 
-# --- adapter alone -----------------------------------------------------------------------------------------------
-
-
 def test_an_exported_adapter_answers_as_the_original(llama: Path, llama_lora: Path, tmp_path: Path) -> None:
-    result = export_lora(None, llama_lora, tmp_path / "out")
-    assert result.equality["hashes_equal"] is True
+    assert export_lora(None, llama_lora, tmp_path / "out").checked["hashes_equal"] is True
     ids = torch.tensor([[5, 9, 33, 70]])
     answers = []
     for folder in (llama_lora, tmp_path / "out"):
@@ -386,8 +342,7 @@ def test_an_exported_adapter_carries_our_model_card_without_a_path(tmp_path: Pat
     )
     export_lora("bundled", adapter, tmp_path / "plain")
     assert "template" not in (tmp_path / "plain" / "README.md").read_text()
-    policy = load_policy("bundled", None)
-    adapter_describe(policy, adapter, agent="support-bot", method="dpo")
+    adapter_describe(load_policy("bundled", None), adapter, agent="support-bot", method="dpo")
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == "bundled"
     assert str(bundled) not in "".join(file.read_text() for file in adapter.glob("*.json"))
     card = (adapter / "README.md").read_text()

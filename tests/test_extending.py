@@ -1,7 +1,5 @@
 """The example package, installed as a user installs one: all that it brings shows up and works, no file changed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -22,8 +20,9 @@ from feedback.explorer.previews import preview_of
 from feedback.models import Decision, Rating
 from feedback.transfer.formats.order import ORDER
 from rl.agents import AGENTS, agent_facts
-from rl.management.method_commands import PACKAGE, commands_enter
+from rl.apps import PACKAGE, commands_enter
 from rl.models import Artifact, Policy, TrainingRun
+from tests.support.said import command
 from tests.test_plugins import TABLES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,10 +67,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(file.read_bytes())
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation",
-         "--target", str(target), str(source)],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            *"-m pip install --quiet --no-index --no-deps --no-build-isolation --target".split(),
+            str(target),
+            str(source),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     return target
 
 
@@ -97,27 +102,16 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop(f"{PACKAGE}.train_preferred", None)
 
 
-def command(*arguments: str) -> dict[str, Any]:
-    out = StringIO()
-    call_command(*arguments, "--json", stdout=out, stderr=StringIO())
-    found: dict[str, Any] = json.loads(out.getvalue())
-    return found
-
-
-# --- The page -----------------------------------------------------------------------------------------------
-
-
-def test_every_example_of_the_page_stands_in_the_package() -> None:
-    """So that what the page shows is what the tests below run."""
+def test_the_page_and_the_package_agree() -> None:
+    # every example of the page stands in the package: So that what the page shows is what the tests below
+    # run.
     sources = [
         file.read_text("utf-8") for file in PACKAGE_FOLDER.rglob("*") if file.suffix in (".py", ".toml")
     ]
     blocks = re.findall(r"(?ms)^```(?:python|toml)\n(.*?)^```", PAGE.read_text("utf-8"))
     assert len(blocks) >= 7
     assert [block for block in blocks if not any(block in source for source in sources)] == []
-
-
-def test_every_file_of_the_package_is_named_on_the_page() -> None:
+    # every file of the package is named on the page
     page = PAGE.read_text("utf-8")
     files = [
         file.name for file in (PACKAGE_FOLDER / "ratchet_mail").glob("*.py") if file.name != "__init__.py"
@@ -125,16 +119,21 @@ def test_every_file_of_the_package_is_named_on_the_page() -> None:
     assert [name for name in files if f"ratchet_mail/{name}" not in page] == []
 
 
-# --- Installed ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_all_of_it_shows_up_when_the_program_starts(site: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LISTED], cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "backend.settings", "PYTHONPATH": str(site),
-             "RATCHET_HOME": str(tmp_path)},
-    )  # fmt: skip
+        [sys.executable, "-c", LISTED],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "backend.settings",
+            "PYTHONPATH": str(site),
+            "RATCHET_HOME": str(tmp_path),
+        },
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert "mails" in found["formats"]
@@ -165,17 +164,16 @@ def test_its_format_is_recognised_read_and_written(tmp_path: Path) -> None:
     assert Decision.objects.count() == Rating.objects.count() == 3
     assert Rating.objects.get(correction="It leaves today.").rater == "ada"
     call_command(
-        "export_training_data",
-        "--format",
-        "mails",
-        "--output",
+        *"export_training_data --format mails --output".split(),
         str(tmp_path / "out.jsonl"),
         stdout=StringIO(),
     )
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
     assert {(row["mail"], row["fate"]) for row in rows} == {
-        ("Where is my lamp?", "sent"), ("Where is my rug?", "rewritten"), ("Do you sell tents?", "thrown away"),
-    }  # fmt: skip
+        ("Where is my lamp?", "sent"),
+        ("Where is my rug?", "rewritten"),
+        ("Do you sell tents?", "thrown away"),
+    }
 
 
 @pytest.mark.slow
@@ -206,20 +204,8 @@ def test_its_agent_is_simulated_with_every_taste_and_draws_its_choices() -> None
 @pytest.mark.usefixtures("installed", "ratchet_home")
 def test_its_method_trains_its_exporter_writes_and_its_benchmark_asks() -> None:
     command("simulate", "mail-desk", "--rate", "simulated")
-    knobs = [
-        "--agent",
-        "mail-desk",
-        "--config",
-        "cpu",
-        "--max-steps",
-        "2",
-        "--batch-size",
-        "4",
-        "--set",
-        "lora_r=4",
-    ]
-    plan = command("train", "--method", "preferred", *knobs[:-2], "--dry-run")
-    assert plan["estimated_steps"] == 2
+    knobs = "--agent mail-desk --config cpu --max-steps 2 --batch-size 4 --set lora_r=4".split()
+    assert command("train", "--method", "preferred", *knobs[:-2], "--dry-run")["estimated_steps"] == 2
     done = command("train_preferred", *knobs, "--once", "false")
     run, policy = TrainingRun.objects.get(), Policy.objects.get()
     assert (run.method, run.recipe["once"], run.status) == ("preferred", False, "succeeded")

@@ -1,27 +1,15 @@
 """Declarations of what can be recorded (`feedback.storage.facts`), and everything that is read off them."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
 from django.db import models
-from django.utils import timezone
 
-from backend.rest.schema import BodySchema
-from feedback.api.bodies import Rating as RatingAnswer
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.recording.ingest import trace_build
-from feedback.storage.bodies import Body, Later
-from feedback.storage.factories import (
-    Subject,
-    comparison_build,
-    decision_build,
-    outcome_build,
-    rating_build,
-)
+from feedback.storage.factories import Subject, comparison_build, decision_build, outcome_build, rating_build
 from feedback.storage.facts import (
     BODIES,
     COMPARISON,
@@ -30,10 +18,12 @@ from feedback.storage.facts import (
     RATING,
     RATING_CONTENT,
     TRACE,
+    Body,
+    Later,
     RatingFacts,
 )
 from feedback.storage.fields import Share
-from feedback.storage.validation import Check, FeedbackRefused
+from feedback.storage.validation import Check
 from feedback.transfer.formats.ratchet import READERS
 
 ONE, OTHER = uuid.UUID(int=1), uuid.UUID(int=2)
@@ -56,13 +46,9 @@ class LaterFacts(RatingFacts):
 
 LATER = Body(LaterFacts)
 
-# --- Columns ----------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(("body", "model"), TABLES, ids=lambda one: getattr(one, "__name__", ""))
-def test_every_declared_field_has_a_column_that_takes_all_it_allows(
-    body: Body, model: type[models.Model]
-) -> None:
+def test_every_declared_field_has_a_wide_enough_column(body: Body, model: type[models.Model]) -> None:
     properties = body.sent("Sent", internal=True).model_json_schema()["properties"]
     for field in body:
         column: Any = model._meta.get_field(field.name)
@@ -89,8 +75,6 @@ def _names(condition: Any) -> list[str]:
     return found
 
 
-# --- Hashes -----------------------------------------------------------------------------------------------
-
 RECORDED = {
     "decision": "0f9b9010523bcadbaf3635075b65bff9d0b1b4e1d6a08b056193e3a2214747fa",
     "decision with all facts": "757b0edc4312404404a417bac732603573212c92a37c0245a68c1cc7d87047d2",
@@ -109,13 +93,20 @@ def test_a_write_that_was_recorded_by_an_older_version_has_the_hash_it_had() -> 
         "messages": [{"role": "user", "content": "q"}],
         "state": {"n": 1},
         "candidates": ["r", {"response": "s", "score": 0.5}],
-        "policy": "p", "unit": "u", "arm": "B", "propensity": 0.5, "run_id": "x",
-        "latency_ms": 3, "tokens_in": 4, "tokens_out": 5, "tags": ["t"], "metadata": {"k": 1}, "source": "app",
-    }  # fmt: skip
-    said: dict[str, Any] = {
-        "thumb": "up", "stars": 4, "score": 0.5, "correction": "c", "tags": ["t"], "notes": "n",
-        "rater_kind": "simulated",
-    }  # fmt: skip
+        "policy": "p",
+        "unit": "u",
+        "arm": "B",
+        "propensity": 0.5,
+        "run_id": "x",
+        "latency_ms": 3,
+        "tokens_in": 4,
+        "tokens_out": 5,
+        "tags": ["t"],
+        "metadata": {"k": 1},
+        "source": "app",
+    }
+    said: dict[str, Any] = {"thumb": "up", "stars": 4, "score": 0.5, "correction": "c", "tags": ["t"]}
+    said |= {"notes": "n", "rater_kind": "simulated"}
     left, right = Subject(ONE, "a", "h"), Subject(OTHER, "a", "h")
     rows: dict[str, Any] = {
         "decision": decision_build(agent="a", messages="q", response="r"),
@@ -138,58 +129,6 @@ def test_a_field_added_later_is_hashed_where_it_says_something() -> None:
     assert LATER.hash_values(LATER.validate(Check(), given | {"confidence": None})) == before
     told = LATER.hash_values(LATER.validate(Check(), given | {"confidence": 0.0}))
     assert told == before | {"confidence": 0.0}
-
-
-# --- Validation -------------------------------------------------------------------------------------------
-
-
-def test_every_fault_of_every_field_is_told_at_once() -> None:
-    wrong = {
-        "rater": "", "rater_kind": "robot", "thumb": "sideways", "stars": 9, "score": "high", "correction": "",
-        "tags": "polite", "notes": "a\x00b", "confidence": 2,
-    }  # fmt: skip
-    check = Check()
-    LATER.validate(check, wrong)
-    assert set(check.fields) == set(wrong)
-
-
-def test_what_was_sent_and_is_wrong_is_no_silence() -> None:
-    with pytest.raises(FeedbackRefused) as refusal:
-        rating_build(decision=ONE, rater="ada", tags="polite")
-    assert set(refusal.value.fields) == {"tags"}
-
-
-def test_a_field_that_is_not_declared_and_one_that_is_missing_are_faults() -> None:
-    check = Check()
-    assert COMPARISON.validate(check, {"rater": "ada", "colour": "red"}) == {}
-    assert check.fields == {"colour": "unknown field", "preference": "required"}
-
-
-def test_values_that_nobody_sent_are_not_shared_between_rows() -> None:
-    one, other = (
-        DECISION.validate(Check(), {"agent": "a", "messages": "q", "response": "r"}) for _ in range(2)
-    )
-    assert (one["tags"], one["metadata"]) == ([], {})
-    assert one["tags"] is not other["tags"]
-    assert one["metadata"] is not other["metadata"]
-
-
-# --- Interfaces -------------------------------------------------------------------------------------------
-
-
-def test_a_field_may_be_null_in_a_request_and_in_an_answer_only_where_it_may_be_missing() -> None:
-    sent, shown = LATER.sent("Sent"), LATER.answer("Shown", {}, {})
-    fields = sent.model_json_schema(schema_generator=BodySchema)["properties"]
-    share, null = {"type": "number", "minimum": 0, "maximum": 1}, {"type": "null"}
-    assert fields["confidence"] == {"anyOf": [share, null], "description": "How sure the rater is."}
-    answered = shown.model_json_schema(mode="serialization", schema_generator=BodySchema)["properties"]
-    assert answered["notes"] == {"type": "string"}
-    assert answered["thumb"]["anyOf"] == [{"enum": ["up", "down"], "type": "string"}, null]
-
-
-def test_a_thumb_that_was_not_given_is_answered_as_null() -> None:
-    row = Rating(rater="ada", stars=4, decision_id=ONE, created_at=timezone.now())
-    assert RatingAnswer.of(row)["thumb"] is None
 
 
 def test_our_own_format_reads_every_type_of_field() -> None:

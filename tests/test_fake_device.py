@@ -1,7 +1,5 @@
 """Everything that trains or asks a model, on a device that is not the CPU: a simulated one, so it runs anywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -25,9 +23,13 @@ def test_on_another_device_every_run_is_the_run_on_the_cpu(tmp_path: Path) -> No
     base = str(tiny_model(tmp_path / "base"))
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.fake_device_run", base, str(tmp_path / "there")],
-        cwd=ROOT, env={**os.environ, "DJANGO_SETTINGS_MODULE": "backend.settings"},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "backend.settings"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert set(said["refused"]) == {"a sum", "a product", "a generator", "numpy", "float64"}

@@ -1,7 +1,5 @@
 """RLHF on a base model without valid answers: the form of an answer is shown first, as a stage of the run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from random import Random
@@ -11,8 +9,8 @@ import pytest
 
 from feedback.services import decision_record, rating_submit
 from rl.agents import get_agent
-from rl.agents.random_answers import Undrawable, draw_answers, draw_value
 from rl.agents.template import TemplateAgent
+from rl.datasets.demonstrations import Undrawable, draw_answers, draw_value
 from rl.jobs import progress, stages, train
 from rl.jobs.lifecycle import TrainOrder
 from rl.models import Policy, TrainingRun
@@ -20,16 +18,16 @@ from rl.models.runs import RunRefused
 from rl.rewards.catalogue import AUTO
 from rl.training import preflight
 from rl.training.preflight import AnswerCheck
+from tests.support.registry_rows import make_run, policy_of
 from tests.support.tiny_models import tiny_model
 
-SFT = {
-    "batch_size": 16, "learning_rate": 2e-2, "lora_r": 8, "lora_alpha": 16, "max_length": 96, "max_steps": 30,
-    "warmup_ratio": 0.0, "save_steps": 5, "patience": 0,
-}  # fmt: skip
-PPO = {
-    "batch_size": 4, "mini_batch_size": 4, "ppo_epochs": 1, "lora_r": 8, "lora_alpha": 16, "max_length": 96,
-    "max_new_tokens": 6, "max_steps": 1, "reward": AUTO, "eval_prompts": 2, "constrained_decoding": False,
-}  # fmt: skip
+pytestmark = pytest.mark.django_db
+
+SFT = {"batch_size": 16, "learning_rate": 2e-2, "lora_r": 8, "lora_alpha": 16, "max_length": 96}
+SFT |= {"max_steps": 30, "warmup_ratio": 0.0, "save_steps": 5, "patience": 0}
+PPO = {"batch_size": 4, "mini_batch_size": 4, "ppo_epochs": 1, "lora_r": 8, "lora_alpha": 16}
+PPO |= {"max_length": 96, "max_new_tokens": 6, "max_steps": 1, "reward": AUTO, "eval_prompts": 2}
+PPO |= {"constrained_decoding": False}
 STATE = {"document": "a letter", "folders": ["Mail", "Office"]}
 
 
@@ -74,10 +72,13 @@ def test_a_value_is_drawn_within_its_schema() -> None:
     schema = {
         "type": "object",
         "properties": {
-            "order": order, "level": {"type": "integer", "minimum": 2, "maximum": 4}, "sure": {"type": "boolean"},
-            "kind": {"const": "x"}, "size": {"anyOf": [{"enum": [1]}, {"enum": [2]}]},
+            "order": order,
+            "level": {"type": "integer", "minimum": 2, "maximum": 4},
+            "sure": {"type": "boolean"},
+            "kind": {"const": "x"},
+            "size": {"anyOf": [{"enum": [1]}, {"enum": [2]}]},
         },
-    }  # fmt: skip
+    }
     for seed in range(20):
         value = draw_value(schema, Random(seed))
         assert sorted(value["order"]) == ["a", "b", "c"]
@@ -114,35 +115,25 @@ def written(n: int, *answers: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 def test_the_form_is_shown_by_what_people_wrote_else_by_valid_answers_liked_or_not() -> None:
     run = run_of()
     assert stages.form_order(run) is None
     written(20, "line_chart")
     few = stages.form_order(run)
-    assert few is not None
     assert (few.method, few.base_model) == ("sft", "base")
     assert few.knobs == {"feedback": "corrections", "start_from": "base"}
     thumbs(160)  # whoever was shown line_chart alone would never try another answer
     alike = stages.form_order(run)
-    assert alike is not None
     assert alike.knobs == {"feedback": "scores", "teacher": "form", "start_from": "base"}
     assert "liked or not" in alike.reason
     written(60, "table", "pie_chart")
-    enough = stages.form_order(run)
-    assert enough is not None
-    assert enough.knobs == few.knobs
-    run.recipe["lora_r"] = 0  # what trains whole weights goes on from whole weights
-    whole = stages.form_order(run)
-    assert whole is not None
-    assert whole.knobs == {**few.knobs, "lora_r": 0}
+    assert stages.form_order(run).knobs == few.knobs
 
 
 def none_valid() -> AnswerCheck:
     return AnswerCheck(24, 0, 0.0, 0.14, "written", 6.0, "mumble", "expected one of the 2 answers")
 
 
-@pytest.mark.django_db
 def test_what_no_form_can_be_shown_for_is_refused() -> None:
     run = run_of()
     with pytest.raises(
@@ -156,7 +147,6 @@ def test_what_no_form_can_be_shown_for_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 def test_a_run_that_samples_within_the_form_needs_none_shown_but_takes_a_first_taste() -> None:
     run = run_of()
     run.recipe = {"reward": AUTO}
@@ -180,24 +170,15 @@ def test_a_run_that_samples_within_the_form_needs_none_shown_but_takes_a_first_t
     assert orders[0].stage_of == run.pk
     assert orders[0].knobs == {"feedback": "corrections", "start_from": "base"}
     look = none_valid().as_dict()
-    stage = TrainingRun.objects.create(
-        agent="planner", method="sft", base_model="base", status="succeeded", stage_of=run,
-        finished_at=run.created_at, result={"preflight": {"before": look, "after": look}},
-    )  # fmt: skip
-    Policy.objects.create(
-        name="planner-form",
-        agent="planner",
-        base_model="base",
-        run=stage,
-        adapter_path="policies/planner-form",
-        feedback_count=60,
+    stage = make_run(
+        "planner", method="sft", stage_of=run, result={"preflight": {"before": look, "after": look}}
     )
+    policy_of("planner-form", "candidate", "planner", run=stage)
     stages.form_stage_run(run, none_valid, Stages())  # type: ignore[arg-type]
     assert run.recipe["start_from"] == "planner-form"
 
 
 @pytest.mark.campaign
-@pytest.mark.django_db
 @pytest.mark.training
 def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_it_was_killed(
     base: str, settings: Any, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,14 +231,18 @@ def test_rlhf_leads_a_base_without_a_valid_answer_through_sft_and_goes_on_where_
     assert Policy.objects.filter(kind="adapter").count() == 2
 
 
-@pytest.mark.django_db
 def test_a_form_that_was_shown_in_vain_is_refused_with_one_of_the_answers() -> None:
     run = run_of()
     look = none_valid().as_dict()
     TrainingRun.objects.create(
-        agent="planner", method="sft", base_model="base", status="succeeded", stage_of=run,
-        finished_at=run.created_at, result={"preflight": {"before": look, "after": look}},
-    )  # fmt: skip
+        agent="planner",
+        method="sft",
+        base_model="base",
+        status="succeeded",
+        stage_of=run,
+        finished_at=run.created_at,
+        result={"preflight": {"before": look, "after": look}},
+    )
     with pytest.raises(
         RunRefused, match=r"was trained first \(run \d+, sft\), and still none of 24 .* 'mumble'"
     ):

@@ -1,25 +1,28 @@
-"""Traces, calls, logs and evaluations of other tools: who said what of which answer."""
+"""Traces, calls, logs, chats and evaluations of other tools: who said what of which answer."""
 
-from __future__ import annotations
-
-import csv
 import json
+import uuid
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from django.core.management import call_command
 
-from feedback.models import Comparison, Decision, Outcome, Rating
+from feedback.models import Comparison, Decision, Rating
 from feedback.transfer import formats
-from feedback.transfer.formats.records import ImportedDecision
+from feedback.transfer.formats.base import NO_RATING
+from feedback.transfer.formats.chats import NO_CHAT
+from feedback.transfer.formats.declared import NamedScore, word_thumb
+from feedback.transfer.formats.records import ImportedDecision, RowError
 from feedback.transfer.import_ import ImportRefused
-from tests.support.formats import ASKED, BRIEF, GOOD, QUESTION, refusal, written
+from tests.support.formats import ASKED, BRIEF, GOOD, HERE, written
 from tests.support.formats import read as read_example
 from tests.support.imports import file_import
 
 pytestmark = pytest.mark.django_db
+
 
 TOOLS = Path(__file__).parent / "formats" / "tools"
 BAD = "No idea."
@@ -31,7 +34,8 @@ def read(name: str) -> list[Any]:
 
 
 def rows_of(name: str) -> list[Any]:
-    return [json.loads(line) for line in (TOOLS / name).read_text("utf-8").splitlines()]
+    text = (TOOLS / name).read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()] if name.endswith("l") else [json.loads(text)]
 
 
 def verdicts(decision: Decision) -> dict[str, tuple[Any, ...]]:
@@ -40,9 +44,6 @@ def verdicts(decision: Decision) -> dict[str, tuple[Any, ...]]:
         r.rater: (r.thumb, r.score, r.correction, r.rater_kind)
         for r in Rating.objects.filter(decision=decision)
     }
-
-
-# --- LangSmith --------------------------------------------------------------------------------------------
 
 
 def test_langsmith_feedback_says_who_and_what() -> None:
@@ -114,29 +115,12 @@ def test_langsmith_pairs_of_one_question_are_comparisons(tmp_path: Path) -> None
         }
     runs[3] |= {"outputs": {"output": "Perhaps."}, "error": None}
     file_import(written(tmp_path / "runs.jsonl", runs))
-    report = file_import(TOOLS / "langsmith_feedback_pairwise.jsonl")
-    assert report.comparisons == 2
+    assert file_import(TOOLS / "langsmith_feedback_pairwise.jsonl").comparisons == 2
     judged = {frozenset((c.left.response, c.right.response)): c for c in Comparison.objects.all()}
     better = judged[frozenset((BAD, DAYS))]
     assert {"left": better.left, "right": better.right}[better.preference].response == DAYS
     assert judged[frozenset(("Bananas are yellow.", "Perhaps."))].preference == "tie"
     assert better.rater == "ann"
-
-
-def test_a_langsmith_queue_says_which_files_hold_the_verdicts() -> None:
-    (queue,) = read("langsmith_annotation_queue.json")
-    assert "list_runs" in queue.reason
-    assert "list_feedback, keys correctness" in queue.reason
-
-
-# --- OpenAI -----------------------------------------------------------------------------------------------
-
-
-def test_stored_completions_get_their_prompts_from_the_other_file() -> None:
-    file_import(TOOLS / "openai_stored_completions.json", ratings_path=TOOLS / "openai_stored_messages.json")
-    decision = Decision.objects.get()
-    assert (decision.messages, decision.response, decision.run_id) == (BRIEF, BAD, "chatcmpl-1")
-    assert decision.metadata["stored"] == {"app": "shop", "user_rating": "down"}
 
 
 def test_a_stored_completion_alone_says_which_file_is_missing() -> None:
@@ -153,46 +137,6 @@ def test_a_stored_completion_with_its_own_messages_is_a_decision_and_calls_a_too
     file_import(written(tmp_path / "x.jsonl", [completion | {"messages": ASKED}]))
     (message,) = json.loads(Decision.objects.get().response)
     assert message["tool_calls"][0]["function"] == {"name": "stock", "arguments": '{"item":"red lamp"}'}
-
-
-# --- Traces -----------------------------------------------------------------------------------------------
-
-
-def test_phoenix_annotations_in_json_and_csv_say_the_same() -> None:
-    file_import(TOOLS / "phoenix_spans.json")
-    assert file_import(TOOLS / "phoenix_span_annotations.json").ratings == 4
-    first, second = Decision.objects.order_by("run_id")
-    assert first.messages == BRIEF
-    assert verdicts(first) == {
-        "api: user_feedback": ("down", None, None, "human"),
-        "judge-1: correctness": ("down", None, None, "simulated"),
-    }
-    assert verdicts(second)["VXNlcjox: quality"] == ("", 0.8, None, "human")
-    assert Rating.objects.get(rater="VXNlcjox: note").notes == "look again"
-    assert file_import(TOOLS / "phoenix_annotations_dataframe.csv").ratings == 0
-
-
-def test_a_phoenix_image_is_refused_by_name(tmp_path: Path) -> None:
-    span = json.loads((TOOLS / "phoenix_spans.json").read_text())["data"][0]
-    part = "llm.input_messages.1.message.contents.0.message_content"
-    span["attributes"] |= {f"{part}.type": "image", f"{part}.image.image.url": "data:..."}
-    assert "not_text" in refusal(tmp_path, span, "phoenix")
-
-
-def test_weave_feedback_of_every_type_finds_its_call() -> None:
-    file_import(TOOLS / "weave_calls.jsonl")
-    file_import(TOOLS / "weave_feedback.jsonl")
-    first, second = Decision.objects.order_by("run_id")
-    assert verdicts(first) == {
-        "ann: reaction": ("down", None, None, "human"),
-        "ann: note": ("", None, None, "human"),
-    }
-    assert verdicts(second) == {
-        "relevance.relevant": ("up", None, None, "simulated"),
-        "relevance.score": ("", 0.9, None, "simulated"),
-        "ann: custom.correction": ("", None, DAYS, "human"),
-    }
-    assert [(o.name, o.value, o.decision) for o in Outcome.objects.all()] == [("quality", 4.0, second)]
 
 
 def test_a_scorers_score_inside_a_weave_call_counts_too(tmp_path: Path) -> None:
@@ -239,26 +183,6 @@ RAW = {
 }
 
 
-@pytest.mark.parametrize("kind", ["objects", "texts", "page", "generation inside"])
-def test_a_langfuse_trace_of_a_raw_request_keeps_its_user_tags_and_scores(kind: str, tmp_path: Path) -> None:
-    row: dict[str, Any] = dict(RAW)
-    if kind == "texts":
-        row = {key: value if isinstance(value, str) else json.dumps(value) for key, value in row.items()}
-    elif kind == "page":
-        row = {"data": [row], "meta": {"page": 1}}
-    elif kind == "generation inside":
-        call = {"type": "GENERATION", "model": "gpt-x", "startTime": "2", "input": row["input"]}
-        early = {**call, "startTime": "1", "output": "no"}
-        row |= {"input": None, "output": None, "observations": [{**call, "output": row["output"]}, early]}
-    (record,) = formats.read(written(tmp_path / "x.jsonl", [row]))
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response, record.reasoning) == (ASKED, GOOD, "It is Friday.")
-    assert (record.run_id, record.unit, record.tags, record.policy) == ("t9", "u1", ("vip",), "gpt-x")
-    assert (record.metadata["trace_id"], record.metadata["session_id"]) == ("t9", "s1")
-    assert (record.tokens_in, record.tokens_out) == (9, 4)
-    assert [(rating.thumb, rating.rater) for rating in record.ratings] == [("up", "annotation: thumb")]
-
-
 def test_langfuse_scores_in_a_second_file_rate_the_traces_of_the_first(tmp_path: Path) -> None:
     score = {"id": "s", "traceId": "t9", "name": "good", "value": 0, "dataType": "BOOLEAN", "timestamp": None}
     empty = score | {"id": "n", "value": None}
@@ -270,96 +194,12 @@ def test_langfuse_scores_in_a_second_file_rate_the_traces_of_the_first(tmp_path:
     assert Rating.objects.get().thumb == "down"
 
 
-def test_a_generation_of_a_table_is_a_decision(tmp_path: Path) -> None:
-    row = {
-        "id": "o1",
-        "traceId": "t1",
-        "type": "GENERATION",
-        "startTime": "2026-02-23T14:05:00Z",
-        "model": "gpt-x",
-        "input": json.dumps(RAW["input"]),
-        "output": json.dumps(RAW["output"]),
-        "userId": "u1",
-        "usageDetails": '{"input": 9, "output": 4}',
-        "latency": "1.5",
-        "traceTags": '["vip"]',
-    }
-    with (tmp_path / "x.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, list(row))
-        table.writeheader()
-        table.writerow(row)
-    (record,) = formats.read(tmp_path / "x.csv")
-    assert isinstance(record, ImportedDecision)
-    assert (record.messages, record.response, record.reasoning) == (ASKED, GOOD, "It is Friday.")
-    assert (record.policy, record.unit, record.tags, record.latency_ms) == ("gpt-x", "u1", ("vip",), 1500)
-    assert (record.tokens_in, record.tokens_out) == (9, 4)
-
-
-THOUGHT = {"role": "assistant", "content": GOOD, "reasoning_content": "It is Friday."}
-
-
-def test_parameters_and_tools_of_a_span_are_kept(tmp_path: Path) -> None:
-    tool = {"type": "function", "function": {"name": "stock", "parameters": {}}}
-    attributes = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.request.temperature": "0.3",
-        "gen_ai.tool.definitions": json.dumps([{"type": "function", "name": "stock", "parameters": {}}]),
-        "gen_ai.input.messages": json.dumps(
-            [{"role": "user", "parts": [{"type": "text", "content": QUESTION}]}]
-        ),
-        "gen_ai.output.messages": json.dumps([THOUGHT]),
-    }
-    listed = [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
-    spans = [{"traceId": "aa", "spanId": "bb", "attributes": listed}]
-    phoenix = {
-        "context": {"span_id": "s", "trace_id": "t"},
-        "span_kind": "LLM",
-        "parent_id": None,
-        "attributes": {
-            "llm.input_messages.0.message.role": "user",
-            "llm.input_messages.0.message.content": QUESTION,
-            "llm.output_messages.0.message.role": "assistant",
-            "llm.output_messages.0.message.content": f"<think>It is Friday.</think>{GOOD}",
-            "llm.invocation_parameters": '{"temperature": "0.3"}',
-            "llm.tools.0.tool.json_schema": json.dumps(tool),
-        },
-    }
-    for row in ({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}, phoenix):
-        (record,) = formats.read(written(tmp_path / "x.jsonl", [row]))
-        assert isinstance(record, ImportedDecision)
-        assert (record.messages, record.response, record.reasoning) == (ASKED, GOOD, "It is Friday.")
-        assert (record.metadata["tools"], record.metadata["request"]) == ([tool], {"temperature": "0.3"})
-
-
-def test_a_tensorzero_thought_and_calls_in_promptfoo_are_read(tmp_path: Path) -> None:
-    blocks = [{"type": "thought", "text": "It is Friday."}, {"type": "text", "text": GOOD}]
-    inference = {
-        "id": "i",
-        "function_name": "f",
-        "variant_name": "v",
-        "episode_id": "e",
-        "output": json.dumps(blocks),
-        "input": json.dumps({"messages": ASKED}),
-    }
-    (record,) = formats.read(written(tmp_path / "tz.jsonl", [inference]))
-    assert isinstance(record, ImportedDecision)
-    assert (record.response, record.reasoning) == (GOOD, "It is Friday.")
-    call = {"id": "c", "type": "function", "function": {"name": "stock", "arguments": "{}"}}
-    result = {"promptIdx": 0, "testIdx": 0, "prompt": {"raw": QUESTION}, "response": {"output": [call]}}
-    (record,) = formats.read(written(tmp_path / "pf.jsonl", [result]))
-    assert isinstance(record, ImportedDecision)
-    assert record.response == [{"role": "assistant", "content": "", "tool_calls": [call]}]
-
-
 def test_of_an_observation_that_comes_again_the_latest_state_counts(tmp_path: Path) -> None:
     row = rows_of("langfuse_blob_observations.jsonl")[0]
     newer = row | {"output": json.dumps(GOOD), "updated_at": "2025-01-02 03:05:00.000"}
     report = file_import(written(tmp_path / "x.jsonl", [newer, row]))
     assert (report.decisions, report.skipped) == (1, 1)
     assert Decision.objects.get().response == GOOD
-
-
-# --- Gateways ---------------------------------------------------------------------------------------------
 
 
 def test_further_choices_are_candidates_and_no_turns(tmp_path: Path) -> None:
@@ -376,9 +216,6 @@ def test_a_portkey_row_is_a_decision_and_a_failed_one_is_not(tmp_path: Path) -> 
     report = file_import(written(tmp_path / "x.jsonl", [row, row | {"is_success": 0}]))
     assert (report.decisions, report.skipped_because) == (1, {"no response (error)": 1})
     assert Decision.objects.get().latency_ms == 800.0
-
-
-# --- Evaluations and chats --------------------------------------------------------------------------------
 
 
 def test_the_best_of_a_promptfoo_test_is_compared_and_the_others_are_not_bad(tmp_path: Path) -> None:
@@ -411,3 +248,101 @@ def test_the_best_of_a_promptfoo_test_is_compared_and_the_others_are_not_bad(tmp
     better = pair.left if pair.preference == "left" else pair.right
     assert (better.response, pair.rater, pair.rater_kind) == ("There.", "select-best: shorter", "simulated")
     assert file_import(path).stored_rows == 0
+
+
+def test_open_webui_feedback_that_says_nothing_leaves_out_its_row_and_not_the_file(tmp_path: Path) -> None:
+    row = json.loads((HERE / "open_webui_feedback_export.json").read_text())[0]
+    unrated = row | {"id": str(uuid.uuid4()), "data": row["data"] | {"rating": None}}
+    without_chat = row | {
+        "id": str(uuid.uuid4()),
+        "snapshot": None,
+        "meta": row["meta"] | {"message_id": "gone"},
+    }
+    report = file_import(written(tmp_path / "x.jsonl", [row, unrated, without_chat]), agent="shop")
+    assert (report.ratings, report.refused_count) == (1, 0)
+    assert report.skipped_because == {NO_RATING: 1, NO_CHAT: 1}
+
+
+def test_a_log_that_begins_with_a_failure_is_recognised(tmp_path: Path) -> None:
+    rows = rows_of("flywheel_logs.jsonl")
+    rows[0]["response"] = None
+    assert formats.detect(written(tmp_path / "x.jsonl", rows)) == "flywheel"
+
+
+def test_feedback_on_the_root_of_a_weave_trace_is_of_its_last_model_call(tmp_path: Path) -> None:
+    call = rows_of("weave_calls.jsonl")[0]
+    root = call | {
+        "id": "0194a000-0000-7000-8000-00000000000a",
+        "op_name": "weave:///shop/op/answer:1",
+        "attributes": {},
+    }
+    child = call | {"parent_id": root["id"]}
+    feedback = rows_of("weave_feedback.jsonl")[0] | {"weave_ref": f"weave:///shop/call/{root['id']}"}
+    report = file_import(written(tmp_path / "calls.jsonl", [root, child]))
+    assert (report.decisions, report.skipped) == (1, 1)
+    file_import(written(tmp_path / "feedback.jsonl", [feedback]))
+    assert str(Rating.objects.get().decision_id) == child["id"]
+
+
+def test_an_annotation_of_a_phoenix_chain_is_of_its_last_llm_span(tmp_path: Path) -> None:
+    span = rows_of("phoenix_spans.json")[0]["data"][0]
+    root = span | {
+        "context": span["context"] | {"span_id": "aaaa"},
+        "span_kind": "CHAIN",
+        "attributes": {"input.value": "q"},
+    }
+    note = rows_of("phoenix_span_annotations.json")[0]["data"][0] | {"span_id": "aaaa"}
+    file_import(written(tmp_path / "spans.jsonl", [root, span | {"parent_id": "aaaa"}]))
+    file_import(written(tmp_path / "notes.jsonl", [note]))
+    assert Rating.objects.get().decision.response == BAD
+    assert Decision.objects.count() == 1
+
+
+def test_the_report_says_what_was_not_verified(tmp_path: Path) -> None:
+    assert any(note.startswith("weave: ") for note in file_import(TOOLS / "weave_calls.jsonl").notes)
+
+
+def test_a_labelled_response_of_trl_with_more_columns_is_no_capybara(tmp_path: Path) -> None:
+    row = {"prompt": ASKED, "completion": [{"role": "assistant", "content": GOOD}], "label": True}
+    assert formats.detect(written(tmp_path / "x.jsonl", [row | {"rating": 4, "model": "m"}])) != "capybara"
+
+
+def test_runs_and_feedback_in_one_archive_find_each_other(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "export.zip", "w") as archive:
+        for name in ("openai_stored_messages.json", "openai_stored_completions.json"):
+            archive.write(TOOLS / name, name)
+    found = [r for r in formats.read(tmp_path / "export.zip") if isinstance(r, ImportedDecision)]
+    assert [(r.messages, r.response) for r in found] == [(BRIEF, BAD)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "label", "thumb", "score", "outcome"),
+    [
+        ("correct", True, None, "up", None, None),
+        ("correct", 0, None, "down", None, None),
+        ("quality", 0.25, None, "", 0.25, None),
+        ("quality", 4, None, "", None, 4.0),
+        ("quality", -0.5, None, "", None, -0.5),
+        ("toxicity", 0.9, None, "", None, 0.9),
+        ("toxicity", True, None, "", None, None),
+        ("verdict", None, "Incorrect", "down", None, None),
+        ("verdict", None, "\U0001f44e\U0001f3fd", "down", None, None),
+        ("tone", None, "polite", "", None, None),
+    ],
+)
+def test_a_named_score_is_never_guessed(
+    name: str, value: Any, label: str | None, thumb: str, score: float | None, outcome: float | None
+) -> None:
+    rating, measured = NamedScore(name, value, label=label).facts()
+    assert (rating.thumb if rating else "", rating.score if rating else None) == (thumb, score)
+    assert (measured.value if measured else None) == outcome
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, [1], {"a": 1}])
+def test_what_is_no_value_of_a_score_is_refused(value: Any) -> None:
+    with pytest.raises(RowError, match="quality: expected a number"):
+        NamedScore("quality", value).facts()
+
+
+def test_a_word_in_a_label_is_no_verdict_by_chance() -> None:
+    assert [word_thumb(word) for word in ("nothing", "passable", "yesterday", "", None, 1)] == [""] * 6

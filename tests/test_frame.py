@@ -1,8 +1,7 @@
 """The frame of pages and admin: one bar, one set of words, error pages of the same look, the glossary."""
 
-from __future__ import annotations
-
 import re
+import uuid
 from typing import Any
 
 import pytest
@@ -10,12 +9,19 @@ from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.db import connection
-from django.test import Client
+from django.test import Client, RequestFactory
+from django.urls import Resolver404, resolve
 
-from backend.glossary import terms
+from backend.design import design
+from backend.glossary import explained, terms
 from backend.rest import errors
 from feedback.accounts.roles import role_give
 from feedback.accounts.sign_in import signin_link
+from feedback.cache import forget_all
+from feedback.storage.problem_rows import RowReader
+from rl.gates.report import RULE_TITLES
+from rl.models import Policy, TrainingRun
+from tests.support.registry_rows import make_run
 from tests.test_content_security import inline
 
 pytestmark = pytest.mark.django_db
@@ -36,9 +42,6 @@ def ada(client: Client) -> Client:
     return client
 
 
-# --- Where sign-in leads -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("role", "asked", "page"),
     [
@@ -48,20 +51,13 @@ def ada(client: Client) -> Client:
         ("operator", "", "/"),
         ("operator", "/", "/"),
         ("admin", "/policies/", "/policies/"),
+        ("rater", "https://elsewhere.example/", "/rate/"),
     ],
 )
-def test_sign_in_leads_to_the_page_asked_for_or_to_the_work(
-    client: Client, role: str, asked: str, page: str
-) -> None:
+def test_sign_in_leads_to_the_page_or_the_work(client: Client, role: str, asked: str, page: str) -> None:
     person("bob", role)
     answer = client.post("/accounts/login/", {"username": "bob", "password": PASSWORD, "next": asked})
     assert (answer.status_code, answer["Location"]) == (302, page)
-
-
-def test_sign_in_leads_nowhere_outside(client: Client) -> None:
-    person("bob", "rater")
-    form = {"username": "bob", "password": PASSWORD, "next": "https://elsewhere.example/"}
-    assert client.post("/accounts/login/", form)["Location"] == "/rate/"
 
 
 def test_a_link_leads_a_rater_to_the_queue_and_others_to_the_start(client: Client) -> None:
@@ -77,12 +73,8 @@ def test_the_admin_signs_in_on_the_same_page(client: Client) -> None:
     assert page.redirect_chain[-1][0] == "/admin/login/?next=/admin/rl/policy/"
     assert '<section class="sign-in-card">' in page.text
     form = {"username": "ann", "password": PASSWORD, "next": "/admin/rl/policy/"}
-    wrong = client.post("/admin/login/", form | {"password": "no"})
-    assert 'class="fault" role="alert"' in wrong.text
+    assert 'class="fault" role="alert"' in client.post("/admin/login/", form | {"password": "no"}).text
     assert client.post("/admin/login/", form)["Location"] == "/admin/rl/policy/"
-
-
-# --- The admin ----------------------------------------------------------------------------------------------
 
 
 def navigation() -> list[dict[str, Any]]:
@@ -110,12 +102,8 @@ def test_the_admins_first_page_lists_what_its_reader_may_see(client: Client) -> 
 @pytest.mark.parametrize("address", ["/admin/", "/admin/rl/policy/", "/admin/auth/user/add/", "/api/docs/"])
 def test_the_bar_of_the_pages_leads_back_from_everywhere(ada: Client, address: str) -> None:
     page = ada.get(address).text
-    bar = page[page.index('<header class="masthead">') :]
-    assert re.search(r'<a href="/rate/"', bar)
+    assert re.search(r'<a href="/rate/"', page[page.index('<header class="masthead">') :])
     assert "frame.css" in page
-
-
-# --- Errors -------------------------------------------------------------------------------------------------
 
 
 def test_the_address_of_a_button_says_so_when_it_is_opened(ada: Client) -> None:
@@ -132,15 +120,7 @@ def test_a_page_that_is_only_read_refuses_what_is_sent(ada: Client) -> None:
     assert "Nothing can be sent here" in answer.text
 
 
-def test_an_endpoint_answers_405_as_json(ada: Client) -> None:
-    answer = ada.put("/api/decisions/")
-    assert answer.status_code == 405
-    assert answer.json()["error"]["code"] == "method_not_allowed"
-
-
-def test_the_page_of_a_fault_needs_no_database_and_names_the_time(
-    ada: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_of_a_fault_needs_no_database(ada: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise KeyError("ours")
 
@@ -159,9 +139,6 @@ def test_the_page_of_a_fault_needs_no_database_and_names_the_time(
     assert inline(answer.text) == []
 
 
-# --- Glossary -----------------------------------------------------------------------------------------------
-
-
 def test_links_into_the_glossary_name_terms_that_are_there() -> None:
     anchors = {term.anchor for term in terms()}
     linked = {
@@ -170,4 +147,45 @@ def test_links_into_the_glossary_name_terms_that_are_there() -> None:
         for anchor in re.findall(r"url 'glossary' %}#([\w-]+)", file.read_text("utf-8"))
     }
     assert linked
+    texts = [file.read_text("utf-8") for file in (settings.BASE_DIR / "templates").rglob("*.html")]
+    marked = {name for text in texts for name in re.findall(r'{% help "([^"]+)" %}', text)}
+    assert {"policy", "gate", "champion"} <= marked
+    assert {name for name in marked if explained(name, "term") is None} == set()
     assert {(name, anchor) for name, anchor in linked if anchor not in anchors} == set()
+
+
+def test_every_rule_of_the_gate_has_its_explanation() -> None:
+    found = {rule: explained(rule, "rule") for rule in RULE_TITLES}
+    assert [rule for rule, term in found.items() if term is None] == []
+    accuracy = explained("accuracy", "rule")
+    assert (accuracy.anchor, "](" in accuracy.meaning) == ("rule-accuracy", False)
+
+
+def test_every_page_says_what_runs_in_the_background(ada: Client) -> None:
+    assert "at-work-strip" not in ada.get("/glossary/").text
+    forget_all()
+    run = make_run(status="running", steps_total=40, steps_done=10, phase="training")
+    strip = re.search(r'<p class="at-work-strip">(.*?)</p>', ada.get("/glossary/").text, re.DOTALL)
+    assert f'href="/runs/{run.pk}/"' in strip[1]
+    assert "step 10 of 40" in strip[1]
+
+
+def test_the_navigation_counts_problems_where_there_are_any(ada: Client) -> None:
+    assert 'href="/problems/"' not in ada.get("/glossary/").text
+    reader = RowReader("support", "dataset")
+    reader.skip(uuid.uuid4(), ValueError("expected a list"))
+    reader.save()
+    forget_all()
+    assert re.search(r'href="/problems/">Problems <span class="count">1<', ada.get("/glossary/").text)
+
+
+def test_the_design_page_shows_both_themes_and_is_no_page_without_debug(rf: RequestFactory) -> None:
+    with pytest.raises(Resolver404):
+        resolve("/design/")
+    request = rf.get("/design/")
+    request.user = User.objects.create_superuser("ada")
+    html = design(request).content.decode()
+    assert 'class="theme theme-light"' in html
+    assert 'class="theme theme-dark"' in html
+    assert set(re.findall(r'"status status-(\w+)"', html)) == set(TrainingRun.Status.values)
+    assert set(re.findall(r'"stage stage-(\w+)"', html)) == set(Policy.Stage.values)

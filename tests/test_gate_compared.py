@@ -1,7 +1,5 @@
 """The rule `compared`: likelihoods open the challenger stage; a champion's answers were compared."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,20 +49,17 @@ def found(to: str = CHAMPION, against: str = "old", **facts: Any) -> Any:
     ],
     ids=["none", "open", "not ended", "no verdict", "not worse", "better", "worse"],
 )
-def test_a_champion_by_likelihoods_needs_a_round_it_won(
-    judging: JudgingEvidence | None, outcome: str, waits: bool
-) -> None:
+def test_a_champion_needs_a_won_round(judging: JudgingEvidence | None, outcome: str, waits: bool) -> None:
     result = found(judging=judging)
     assert (result.outcome, result.waits) == (outcome, waits)
     assert result.figures.get("round") == (7 if judging else None)
 
 
-def test_the_rounds_have_the_verdicts_they_stand_for() -> None:
+def test_verdicts_of_rounds() -> None:
+    # the rounds have the verdicts they stand for
     verdicts = [round_with(*counts).verdict for counts in ((20, 18), (250, 240), (40, 12), (2, 20))]
     assert verdicts == [OPEN, NOT_WORSE, BETTER, WORSE]
-
-
-def test_a_challenger_and_a_first_champion_need_none() -> None:
+    # a challenger and a first champion need none
     assert found(CHALLENGER).outcome == found(against="base").outcome == "not_applicable"
     assert found(CHALLENGER, judging=round_with(2, 20)).outcome == "refused"
 
@@ -127,9 +122,6 @@ def test_not_worse_opens_the_challenger_stage_alone() -> None:
     assert not gate_judge(lost, BOUNDS, CHALLENGER).passed
 
 
-# --- In the registry ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def candidate(db: None) -> Policy:
     champion, policy = policy_of("v1", "champion", AGENT), policy_of("v2", "candidate", AGENT)
@@ -160,8 +152,7 @@ def test_a_refusal_says_where_to_compare(candidate: Policy) -> None:
 
 
 def test_a_round_that_was_won_opens_the_gate(candidate: Policy) -> None:
-    champion = Policy.objects.get(name="v1")
-    round_ended(candidate, champion, 40, 12)
+    round_ended(candidate, Policy.objects.get(name="v1"), 40, 12)
     assert registry.policy_promote(candidate, actor="ann").stage == "champion"
 
 
@@ -173,11 +164,8 @@ def test_the_gate_reads_the_newest_round_against_the_rival_that_was_judged(candi
     round_of(3, policy=candidate)
     round_ended(candidate, champion, 0, 0)
     found = round_evidence(candidate, "v1")
-    assert found is not None
     assert (found.round, found.verdict, found.ended) == (first.pk, BETTER, True)
-    against_base = round_evidence(candidate, "base")
-    assert against_base is not None
-    assert against_base.verdict == WORSE
+    assert round_evidence(candidate, "base").verdict == WORSE
 
 
 def test_the_apps_model_is_the_rival_before_anybody_looked_at_the_agent(admin_client: Client) -> None:

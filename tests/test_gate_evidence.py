@@ -1,7 +1,5 @@
 """A policy learnt from anything but pairs is judged, gated, and promoted or refused: own agents, end to end."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -22,7 +20,6 @@ from rl.datasets.rows import FeedbackFile
 from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
 from rl.evaluation.sides import barred_reason, rewards_of_training
 from rl.gates.evidence_kinds import KNOWN
-from rl.management.evaluation_text import kind_cells
 from rl.models import AgentDefinition, Policy, PromptSplit, Snapshot, TrainingRun
 from rl.recipes import KTORecipe, SFTRecipe
 from rl.registry import service as registry
@@ -40,10 +37,8 @@ pytestmark = pytest.mark.django_db
 
 
 KIND, RUDE = "Gladly, here is how that works.", "Find out for yourself."
-KNOBS: dict[str, Any] = {
-    "batch_size": 8, "learning_rate": 5e-3, "lora_r": 4, "lora_alpha": 8, "max_length": 96,
-    "max_completion_length": 32, "warmup_ratio": 0.0, "max_steps": 24,
-}  # fmt: skip
+KNOBS: dict[str, Any] = {"batch_size": 8, "learning_rate": 5e-3, "lora_r": 4, "lora_alpha": 8}
+KNOBS |= {"max_length": 96, "max_completion_length": 32, "warmup_ratio": 0.0, "max_steps": 24}
 
 
 def questions(count: int, split: Split, agent: str = "own-bot") -> list[str]:
@@ -102,9 +97,7 @@ def learnt(base: Path, rows: list[dict[str, Any]], folder: Path) -> Path:
 
 @pytest.mark.campaign
 @pytest.mark.training
-def test_thumbs_of_an_own_agent_make_a_policy_that_is_promoted(
-    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_thumbs_alone_promote(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = rated("own-bot", questions(48, "train"))
     rated("own-bot", questions(40, "holdout"))
     policy = registered("own-bot", base, learnt(base, rows, tmp_path / "run"))
@@ -118,10 +111,7 @@ def test_thumbs_of_an_own_agent_make_a_policy_that_is_promoted(
     assert labels["probability_liked"]["log_loss"] < labels["probability_liked"]["against_log_loss"]
     assert found["evidence"]["known"]["own"] == {**found["evidence"]["known"]["own"], "value": 1.0, "n": 40}
     # what a tiny model of random weights writes says nothing; the gate's other rules are not this test's
-    evaluation = comparison_newest(policy)
-    assert evaluation is not None
-    assert evaluation.snapshot is not None
-    assert evaluation.snapshot.kind == Snapshot.Kind.SCORES
+    assert comparison_newest(policy).snapshot.kind == Snapshot.Kind.SCORES
     verdicts = {verdict.rule: verdict for verdict in policy_judge(policy).verdicts}  # type: ignore[union-attr]
     assert (verdicts["evidence"].figures["prompts"], verdicts["evidence"].figures["kind"]) == (40, KNOWN)
     assert verdicts["accuracy"].outcome == "passed"
@@ -144,9 +134,6 @@ def test_shuffled_thumbs_promote_nothing(base: Path, tmp_path: Path) -> None:
     evaluate(EvaluationOrder(policy=policy.name, compare_base=True))
     with pytest.raises(registry.RegistryRefused, match=r"not shown to be better: .* in right answers"):
         registry.policy_promote(policy, actor="test")
-
-
-# --- What people wrote, tests, rewards ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +177,7 @@ def test_what_people_wrote_is_evidence_beside_the_pairs_it_makes(taught: tuple[P
     assert (written["prompts"], written["unit"]) == (34, "nats per token")
     assert written["difference"]["low"] > 1
     assert written["value"] == pytest.approx(written["own"]["value"])
-    report = policy_judge(policy)
-    assert report is not None
-    verdicts = {verdict.rule: verdict for verdict in report.verdicts}
+    verdicts = {verdict.rule: verdict for verdict in policy_judge(policy).verdicts}
     assert verdicts["other_evidence"].outcome == "passed"
     assert "nats per token in agreement with what people wrote" in verdicts["other_evidence"].words
 
@@ -217,7 +202,6 @@ def test_demonstrations_alone_carry_the_judgement(taught: tuple[Path, Path]) -> 
     assert found["preference_accuracy"] is None
     # against the base, what is gained over the base is the very difference
     gain = written_gain(policy, rows)
-    assert gain is not None
     assert gain.value == pytest.approx(found["comparison"]["difference"]["value"], rel=1e-4)
     assert 0 < gain.low < gain.value < gain.high
     assert written_gain(load_policy(str(base), hardware=HARDWARE), rows) is None
@@ -251,9 +235,7 @@ def test_distances_within_a_form_are_of_what_is_served(taught: tuple[Path, Path]
     # what a form forbids is no evidence of how far people lie away
     rows = [{"prompt": prompt, "completion": KIND} for prompt in prompts]
     assert written_gain(policy, rows, [("Yes", "No")] * 4) is None
-    gain = written_gain(policy, rows, forms)
-    assert gain is not None
-    assert gain.value < 1
+    assert written_gain(policy, rows, forms).value < 1
 
 
 @pytest.mark.training
@@ -274,9 +256,7 @@ def test_a_structured_agent_agrees_where_its_greedy_answer_does_the_same(taught:
 
 
 @pytest.mark.training
-def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(
-    taught: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_right_answers_judge_an_unrated_policy(taught: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = taught
     for number in range(32):
         ask = f"Could you explain point {number} to me?"
@@ -303,9 +283,7 @@ def test_prompts_with_right_answers_judge_a_policy_that_nobody_rated(
     assert tests["prompts"] == 32
     # whether so few steps teach the very words differs between machines; a random base never says them
     assert tests["value"] >= tests["against_value"] == 0.0
-    report = policy_judge(policy)
-    assert report is not None
-    assert " points in tests passed against base" in report.verdicts[1].words
+    assert " points in tests passed against base" in policy_judge(policy).verdicts[1].words
 
 
 def demonstrations(agent: str, path: Path) -> Snapshot:
@@ -323,19 +301,21 @@ def demonstrations(agent: str, path: Path) -> Snapshot:
 
 
 @pytest.mark.training
-def test_a_file_of_prompts_and_a_reward_judge_without_any_feedback(
-    taught: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_prompts_and_a_reward_judge_alone(taught: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = taught
     path = tmp_path / "prompts.jsonl"
     rows = [{"prompt": f"Could you explain point {i} to me?", "answer": KIND} for i in range(8)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = evaluate(
         EvaluationOrder(
-            checkpoint=adapter, base_model=str(base), agent="own-bot", test_data=path, compare_base=True,
+            checkpoint=adapter,
+            base_model=str(base),
+            agent="own-bot",
+            test_data=path,
+            compare_base=True,
             rewards="tests.test_gate_evidence.shortness",
         )
-    )  # fmt: skip
+    )
     assert found["evidence"]["tests"]["prompts"] == found["evidence"]["rewards"]["prompts"] == 8
     assert found["evidence"]["rewards"]["judge"] == "tests.test_gate_evidence.shortness"
     # a file of its own shows nothing of the holdout, and so not what the held-out log says
@@ -344,8 +324,9 @@ def test_a_file_of_prompts_and_a_reward_judge_without_any_feedback(
     assert found["order"]["rewards"] == "tests.test_gate_evidence.shortness"
     PromptSplit.objects.create(
         prompt_hash=prompt_hash("own-bot", [{"role": "user", "content": rows[0]["prompt"]}]),
-        agent="own-bot", split="holdout",
-    )  # fmt: skip
+        agent="own-bot",
+        split="holdout",
+    )
     again = evaluate(
         EvaluationOrder(checkpoint=adapter, base_model=str(base), agent="own-bot", test_data=path)
     )
@@ -360,9 +341,13 @@ def shortness(sample: RewardSample) -> float:
 
 def test_a_learnt_reward_does_not_judge_what_was_trained_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     run = TrainingRun.objects.create(
-        agent="own-bot", method="ppo", base_model="bundled", status="succeeded", finished_at=timezone.now(),
+        agent="own-bot",
+        method="ppo",
+        base_model="bundled",
+        status="succeeded",
+        finished_at=timezone.now(),
         recipe={"reward": "model:/somewhere/judge, agent"},
-    )  # fmt: skip
+    )
     policy = Policy(name="own-bot-v1", agent="own-bot", run=run)
     assert {"model:/somewhere/judge", "own-bot-v1"} <= set(
         barred_reason("model:/somewhere/judge", policy, "own-bot").split()
@@ -376,14 +361,6 @@ def test_a_learnt_reward_does_not_judge_what_was_trained_on_it(monkeypatch: pyte
     reason = barred_reason("model:own-bot-rm-v9", policy, "own-bot")
     assert {"model:own-bot-rm-v9", "own-bot-v1"} <= set(reason.split())
     assert "/somewhere" not in reason
-
-
-def test_a_reward_in_a_table_has_no_unit_and_nats_have_theirs() -> None:
-    figure = {"value": 0.606, "low": 0.477, "high": 0.735, "n": 51}
-    rewarded = {"own": figure, "unit": "of reward", "against_value": 0.297}
-    assert kind_cells(rewarded, compared=True) == ["0.606 [0.477, 0.735] n=51", "0.297"]
-    said = {**rewarded, "unit": "nats per token"}
-    assert kind_cells(said, compared=True)[1] == "0.297 nats per token"
 
 
 def test_without_any_evidence_the_refusal_says_what_to_do() -> None:

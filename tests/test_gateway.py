@@ -1,7 +1,5 @@
 """The gateway: what it takes and refuses, what it answers, what is recorded."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
+from backend import limits
 from feedback.models import Decision
 from rl.models import ServingSettings
 from rl.serving.base import BackendFailed, BackendUnable
@@ -51,9 +50,6 @@ def events(api: ApiClient, **body: Any) -> list[Any]:
     return [json.loads(line) for line in data if line != "[DONE]"]
 
 
-# --- Answers ------------------------------------------------------------------------------------------------
-
-
 def test_a_completion_is_the_decision_of_its_id(api: ApiClient, parrot: Parrot) -> None:
     policy_made("support-bot-v3", "support-bot")
     body = asked(api, user="ada", metadata={"run_id": "run-7", "channel": "web"})
@@ -62,23 +58,32 @@ def test_a_completion_is_the_decision_of_its_id(api: ApiClient, parrot: Parrot) 
     assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
     row = Decision.objects.get()
     assert str(row.pk) == body["id"]
-    assert (row.agent, row.policy, row.response, row.unit, row.run_id) == (
-        "support-bot",
-        "support-bot-v3",
-        "hello there",
-        "ada",
-        "run-7",
-    )
+    expected = ("support-bot", "support-bot-v3", "hello there", "ada", "run-7")
+    assert (row.agent, row.policy, row.response, row.unit, row.run_id) == expected
     assert (row.tokens_in, row.tokens_out, row.messages) == (7, 3, HELLO)
     assert row.latency_ms
     assert row.metadata["channel"] == "web"
     assert row.metadata["serving"]["fallbacks"] == []
-    assert body["model"] == "support-bot-v3"
+    assert (body["model"], body["ratchet"]["stepped_in"]) == ("support-bot-v3", False)
 
 
-def test_a_rating_follows_under_the_completions_id(api: ApiClient, parrot: Parrot) -> None:
-    rated = api.post(f"/api/decisions/{asked(api)['id']}/ratings/", {"thumb": "up"})
-    assert rated.status_code == 201
+def test_an_answer_over_the_limit_is_recorded_cut_with_a_mark(api: ApiClient, parrot: Parrot) -> None:
+    parrot.said = "ab" * (limits.TEXT_CHARACTERS // 2 + 1)
+    assert asked(api)["choices"][0]["message"]["content"] == parrot.said
+    parrot.said, parrot.tool_calls = (
+        "",
+        [
+            {
+                "id": "1",
+                "type": "function",
+                "function": {"name": "f", "arguments": json.dumps({"x": parrot.said})},
+            }
+        ],
+    )
+    asked(api, tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
+    for row in Decision.objects.all():
+        assert len(row.response) == row.metadata["serving"]["cut_at"] == limits.TEXT_CHARACTERS
+        assert "response_is" not in row.metadata
 
 
 def test_headers_name_unit_and_run(api: ApiClient, parrot: Parrot) -> None:
@@ -88,6 +93,8 @@ def test_headers_name_unit_and_run(api: ApiClient, parrot: Parrot) -> None:
 
 
 def test_a_stream_is_the_same_completion_in_pieces(api: ApiClient, parrot: Parrot) -> None:
+    assert all("usage" not in chunk and chunk["choices"] for chunk in events(api))
+    Decision.objects.all().delete()
     chunks = events(api, stream_options={"include_usage": True})
     assert {chunk["id"] for chunk in chunks} == {str(Decision.objects.get().pk)}
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
@@ -99,23 +106,15 @@ def test_a_stream_is_the_same_completion_in_pieces(api: ApiClient, parrot: Parro
     assert chunks[-1]["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 
 
-def test_without_the_option_a_stream_says_nothing_of_usage(api: ApiClient, parrot: Parrot) -> None:
-    assert all("usage" not in chunk and chunk["choices"] for chunk in events(api))
-
-
-def test_a_stream_that_breaks_off_says_so_and_is_recorded_as_far_as_it_came(
-    api: ApiClient, parrot: Parrot
-) -> None:
+def test_a_broken_stream_is_recorded_as_far_as_it_came(api: ApiClient, parrot: Parrot) -> None:
     parrot.said = "broken line"
-    last = events(api)[-1]
-    assert last["error"]["type"] == "server_error"
+    assert events(api)[-1]["error"]["type"] == "server_error"
     row = Decision.objects.get()
     assert (row.response, row.metadata["serving"]["finish_reason"]) == ("broken line ", "error")
 
 
 def test_a_reader_who_leaves_leaves_a_decision_as_far_as_it_came(api: ApiClient, parrot: Parrot) -> None:
-    body = {"model": "support-bot", "messages": HELLO, "stream": True}
-    stream: Any = api.post(ADDRESS, body)
+    stream: Any = api.post(ADDRESS, {"model": "support-bot", "messages": HELLO, "stream": True})
     parts = iter(stream.streaming_content)
     next(parts)
     next(parts)
@@ -155,7 +154,6 @@ def test_a_constrained_agent_answers_by_its_schema(api: ApiClient, parrot: Parro
     asked(api, model="widgets")
     asked(api, model="widgets", response_format={"type": "text"})
     schemas = [ask.response_schema for ask, _ in parrot.asked]
-    assert schemas[0] is not None
     assert schemas[0]["required"] == ["widget"]
     assert schemas[1] is None
 
@@ -169,18 +167,11 @@ def test_a_json_schema_is_what_constrains(api: ApiClient, parrot: Parrot) -> Non
 
 
 def test_free_words_have_no_propensity(api: ApiClient, parrot: Parrot) -> None:
+    parrot.said = "nul \x00 half \ud800"
     asked(api)
     row = Decision.objects.get()
     assert (row.propensity, row.metadata["serving"]["log_probability"]) == (None, -0.5)
-
-
-def test_what_no_database_keeps_is_answered_and_recorded_all_the_same(api: ApiClient, parrot: Parrot) -> None:
-    parrot.said = "nul \x00 half \ud800"
-    asked(api)
-    assert Decision.objects.get().response == "nul \ufffd half ?"
-
-
-# --- Who answers --------------------------------------------------------------------------------------------
+    assert row.response == "nul \ufffd half ?"
 
 
 @pytest.mark.parametrize(
@@ -193,67 +184,36 @@ def test_what_no_database_keeps_is_answered_and_recorded_all_the_same(api: ApiCl
         ("filer", "base"),
     ],
 )
-def test_a_model_is_an_agent_a_policy_or_both(
-    api: ApiClient, parrot: Parrot, model: str, answers: str
-) -> None:
+def test_an_agent_a_policy_or_both(api: ApiClient, parrot: Parrot, model: str, answers: str) -> None:
     policy_made("widgets-v1", stage="retired")
     policy_made("widgets-v2")
     assert asked(api, model=model)["model"] == answers
     assert Decision.objects.get().agent == model.split(":")[0].removesuffix("-v1")
 
 
-@pytest.mark.parametrize(
-    "model", ["filer:widgets-v1", "widgets:none", "no such/model", "widgets:widgets-bad"]
-)
-def test_an_unknown_model_is_not_found(api: ApiClient, parrot: Parrot, model: str) -> None:
-    policy_made("widgets-v1")
-    policy_made("widgets-bad", stage="rejected")
-    response = api.post(ADDRESS, {"model": model, "messages": HELLO})
-    assert response.status_code == 404
-    error = error_of(response)
-    assert (error["code"], error["param"], error["type"]) == (
-        "model_not_found",
-        "model",
-        "invalid_request_error",
-    )
-
-
 def test_where_an_agents_policy_fails_the_base_steps_in_and_is_named(api: ApiClient, parrot: Parrot) -> None:
     policy_made("widgets-v2")
+    assert "X-Ratchet-Intended" not in api.post(ADDRESS, {"model": "widgets", "messages": HELLO})
+    Decision.objects.all().delete()
     parrot.failing = {"widgets-v2": BackendFailed("gone", kind="missing")}
     response = api.post(ADDRESS, {"model": "widgets", "messages": HELLO})
     body = json.loads(response.content)
     assert (response["X-Ratchet-Policy"], response["X-Ratchet-Intended"]) == ("base", "widgets-v2")
     assert body["model"] == "base"
-    assert body["ratchet"] == {
-        "agent": "widgets", "policy": "base", "intended": "widgets-v2", "stepped_in": True, "arm": "",
-        "recorded": True,
-    }  # fmt: skip
     row = Decision.objects.get()
+    told = {"agent": "widgets", "policy": "base", "intended": "widgets-v2", "stepped_in": True, "arm": ""}
+    told |= {"decision": str(row.pk), "recorded": True}
+    assert {n: v for n, v in body["ratchet"].items() if not n.startswith("feedback_")} == told
     assert (row.policy, row.metadata["serving"]["meant"]) == ("base", "widgets-v2")
     assert [f["kind"] for f in row.metadata["serving"]["fallbacks"]] == ["missing"]
-
-
-def test_a_stream_names_who_stepped_in_with_its_first_chunk(api: ApiClient, parrot: Parrot) -> None:
-    policy_made("widgets-v2")
-    parrot.failing = {"widgets-v2": BackendFailed("gone", kind="missing")}
     first, second = events(api, model="widgets")[:2]
     assert (first["ratchet"]["policy"], first["ratchet"]["intended"]) == ("base", "widgets-v2")
     assert "ratchet" not in second
 
 
-def test_who_was_asked_for_and_answered_stepped_in_for_nobody(api: ApiClient, parrot: Parrot) -> None:
-    policy_made("widgets-v2")
-    response = api.post(ADDRESS, {"model": "widgets", "messages": HELLO})
-    assert "X-Ratchet-Intended" not in response
-    assert json.loads(response.content)["ratchet"]["stepped_in"] is False
-
-
 @pytest.mark.parametrize("model", ["widgets-v1", "widgets:widgets-v1"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_policy_asked_for_by_name_answers_or_refuses(
-    api: ApiClient, parrot: Parrot, model: str, stream: bool
-) -> None:
+def test_a_policy_asked_for_by_name(api: ApiClient, parrot: Parrot, model: str, stream: bool) -> None:
     policy_made("widgets-v1", stage="challenger")
     policy_made("widgets-v2")
     parrot.failing = {"widgets-v1": BackendFailed("gone", kind="missing", retry_after_s=15.0)}
@@ -264,27 +224,22 @@ def test_a_policy_asked_for_by_name_answers_or_refuses(
     assert not Decision.objects.exists()
 
 
-# --- Names that are known ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("model", "nearest"),
     [
-        ("gpt-4o", ""),
-        ("widgetts", "widgets"),
-        ("widgets-v99", "widgets-v9"),
-        ("asistant", "assistant"),
-        ("Widgets", "widgets"),
+        *(("gpt-4o", ""), ("widgetts", "widgets"), ("widgets-v99", "widgets-v9"), ("asistant", "assistant")),
+        *(("Widgets", "widgets"), ("filer:widgets-v9", ""), ("widgets:none", ""), ("no such/model", "")),
+        ("widgets:widgets-bad", ""),
     ],
 )
-def test_a_name_nobody_set_up_is_not_found_and_the_nearest_are_named(
-    api: ApiClient, parrot: Parrot, model: str, nearest: str
-) -> None:
+def test_unknown_names_get_suggestions(api: ApiClient, parrot: Parrot, model: str, nearest: str) -> None:
     policy_made("widgets-v9")
+    policy_made("widgets-bad", stage="rejected")
     response = api.post(ADDRESS, {"model": model, "messages": HELLO})
-    assert response.status_code == 404
     error = error_of(response)
-    assert error["code"] == "model_not_found"
+    assert (response.status_code, error["code"], error["param"], error["type"]) == (
+        *(404, "model_not_found", "model", "invalid_request_error"),
+    )
     assert nearest in error["message"].partition("did you mean ")[2]
     assert not Decision.objects.exists()
     assert api.get(f"/v1/models/{model}").status_code == 404
@@ -308,23 +263,18 @@ def test_an_agent_that_was_only_set_up_is_known(api: ApiClient, parrot: Parrot) 
 @pytest.mark.parametrize(
     ("allowed", "status"), [(["team-*"], 200), (["*"], 200), (["team-b"], 404), ([], 404)]
 )
-def test_a_setting_allows_names_nobody_set_up(
-    api: ApiClient, parrot: Parrot, settings: Any, allowed: list[str], status: int
-) -> None:
+def test_new_names(api: ApiClient, parrot: Parrot, settings: Any, allowed: list[str], status: int) -> None:
     settings.GATEWAY_NEW_AGENTS = allowed
     assert api.post(ADDRESS, {"model": "team-a", "messages": HELLO}).status_code == status
 
 
 def test_an_agent_nobody_knows_decides_nothing(api: ApiClient, parrot: Parrot) -> None:
-    response = api.post("/api/decide/", {"agent": "gpt-4o", "messages": HELLO})
-    assert response.status_code == 404
+    assert api.post("/api/decide/", {"agent": "gpt-4o", "messages": HELLO}).status_code == 404
     assert not Decision.objects.exists()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_where_nobody_answers_it_is_503_with_retry_after_and_nothing_recorded(
-    api: ApiClient, parrot: Parrot, stream: bool
-) -> None:
+def test_unanswered_is_503_and_not_recorded(api: ApiClient, parrot: Parrot, stream: bool) -> None:
     parrot.failing = {"base": BackendFailed("down", retry_after_s=3.2)}
     response = api.post(ADDRESS, {"model": "support-bot", "messages": HELLO, "stream": stream})
     assert (response.status_code, response["Retry-After"]) == (503, "4")
@@ -336,9 +286,6 @@ def test_what_no_backend_can_do_is_the_callers_fault(api: ApiClient, parrot: Par
     parrot.failing = {"base": BackendUnable("no tools here", param="tools", code="unsupported")}
     response = api.post(ADDRESS, {"model": "support-bot", "messages": HELLO})
     assert (response.status_code, error_of(response)["param"]) == (400, "tools")
-
-
-# --- Refusals -----------------------------------------------------------------------------------------------
 
 
 def json_schema(schema: Any) -> dict[str, Any]:
@@ -368,6 +315,8 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"response_format": json_schema(5)}, "response_format.json_schema"),
     ({"response_format": json_schema({"type": "banana"})}, "response_format"),
+    ({"response_format": json_schema({"$ref": "#"})}, "response_format"),
+    ({"response_format": json_schema({"$ref": "#/$defs/missing"})}, "response_format"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
@@ -388,13 +337,11 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"user": 5}, "user"),
     ({"user": "x" * 201}, "user"),
     ({"metadata": "x"}, "metadata"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("change", "param"), BROKEN, ids=[json.dumps(change)[:70] for change, _ in BROKEN])
-def test_a_malformed_request_is_refused_before_anybody_is_asked(
-    api: ApiClient, parrot: Parrot, change: dict[str, Any], param: str
-) -> None:
+def test_malformed_is_refused(api: ApiClient, parrot: Parrot, change: dict[str, Any], param: str) -> None:
     response = api.post(ADDRESS, {"model": "support-bot", "messages": HELLO, **change})
     assert response.status_code == 400
     error = error_of(response)
@@ -437,17 +384,14 @@ TURNS: list[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("turns", TURNS, ids=[json.dumps(turns)[:70] for turns in TURNS])
-def test_messages_that_providers_take_are_sent_and_recorded_as_they_came(
-    api: ApiClient, parrot: Parrot, turns: list[dict[str, Any]]
-) -> None:
+def test_providers_turns_are_recorded(api: ApiClient, parrot: Parrot, turns: list[dict[str, Any]]) -> None:
     messages = [*HELLO, *turns, *HELLO]
     asked(api, messages=messages, seed=2**40)
     assert list(parrot.asked[0][0].messages) == messages
     row = Decision.objects.get()
     assert row.messages == messages
     assert api.get(f"/api/decisions/{row.pk}/").status_code == 200
-    found = api.post("/api/decide/", {"agent": "support-bot", "messages": messages})
-    assert found.status_code == 201
+    assert api.post("/api/decide/", {"agent": "support-bot", "messages": messages}).status_code == 201
     sent = {"agent": "support-bot", "messages": messages, "response": "x"}
     assert api.post("/api/decisions/", sent).status_code == 201
 
@@ -460,11 +404,8 @@ def test_a_body_that_is_no_object_is_refused(api: ApiClient, parrot: Parrot, bod
 
 
 def test_an_address_that_is_none_answers_as_openai_does(api: ApiClient) -> None:
-    response = api.get("/v1/embeddings")
+    response = api.get("/v1/audio/speech")
     assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
-
-
-# --- Once ---------------------------------------------------------------------------------------------------
 
 
 def test_an_idempotency_key_is_answered_once(api: ApiClient, parrot: Parrot) -> None:
@@ -517,22 +458,15 @@ def test_a_retried_stream_is_the_same_answer_too(api: ApiClient, parrot: Parrot)
     body = {"model": "support-bot", "messages": HELLO, "stream": True}
     first: Any = api.post(ADDRESS, body)
     list(first.streaming_content)
-    parrot.said = "something else"
+    parrot.said, parrot.tool_calls = "something else", [CALL]
     again: Any = api.post(ADDRESS, body, headers={"X-Stainless-Retry-Count": "1"})
     said = b"".join(again.streaming_content).decode()
     assert "hello there" in said
     assert str(Decision.objects.get().pk) in said
-
-
-def test_a_retry_gets_calls_refusals_and_reasoning_again(api: ApiClient, parrot: Parrot) -> None:
-    parrot.tool_calls = [CALL]
     first = asked(api, headers={"Idempotency-Key": "k1"})
     parrot.tool_calls = []
     assert asked(api, headers={"Idempotency-Key": "k1"}) == first
     assert first["choices"][0]["message"]["tool_calls"] == [CALL]
-
-
-# --- Models -------------------------------------------------------------------------------------------------
 
 
 def test_models_lists_agents_and_policies_that_may_answer(api: ApiClient) -> None:
@@ -548,12 +482,8 @@ def test_models_lists_agents_and_policies_that_may_answer(api: ApiClient) -> Non
     assert listed["widgets-v1"]["created"] > 1_700_000_000
 
 
-@pytest.mark.parametrize(
-    ("name", "status"), [("widgets-v1", 200), ("widgets:widgets-v1", 200), ("widgets", 200), ("a:none", 404)]
-)
-def test_one_model_is_found_by_what_it_may_be_called(api: ApiClient, name: str, status: int) -> None:
+@pytest.mark.parametrize("name", ["widgets-v1", "widgets:widgets-v1", "widgets"])
+def test_one_model_is_found_by_what_it_may_be_called(api: ApiClient, name: str) -> None:
     policy_made("widgets-v1")
     response = api.get(f"/v1/models/{name}")
-    assert response.status_code == status
-    if status == 200:
-        assert json.loads(response.content)["id"] == name
+    assert (response.status_code, json.loads(response.content)["id"]) == (200, name)

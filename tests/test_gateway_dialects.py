@@ -1,7 +1,5 @@
 """`/v1/responses` and `/v1/messages` by the official clients: over the same path as chat completions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -58,9 +56,12 @@ def say(stub: ModelServer, said: dict[str, Any], stream: bool) -> None:
 
 def message(client: anthropic.Anthropic, stream: bool, **more: Any) -> anthropic.types.Message:
     asked: Any = {
-        "model": "bot", "max_tokens": 50, "system": "Be brief.", "messages": [{"role": "user", "content": "hello"}],
+        "model": "bot",
+        "max_tokens": 50,
+        "system": "Be brief.",
+        "messages": [{"role": "user", "content": "hello"}],
         **more,
-    }  # fmt: skip
+    }
     if not stream:
         return client.messages.create(**asked)
     with client.messages.stream(**asked) as events:
@@ -68,9 +69,7 @@ def message(client: anthropic.Anthropic, stream: bool, **more: Any) -> anthropic
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_messages_answer_and_are_recorded(
-    claude_client: anthropic.Anthropic, stub: ModelServer, stream: bool
-) -> None:
+def test_messages_are_recorded(claude_client: anthropic.Anthropic, stub: ModelServer, stream: bool) -> None:
     hosted(stub.url)
     say(stub, SAID, stream)
     form: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
@@ -87,18 +86,15 @@ def test_messages_answer_and_are_recorded(
     )
     (row,) = recorded()
     assert (str(row.pk), row.policy, row.unit, row.source) == (answer.id, "bot-hosted", "ada", "gateway")
-    assert row.messages == [
-        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"},
-    ]  # fmt: skip
+    expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    assert row.messages == expected
     body = stub.bodies[0]
     assert (body["max_tokens"], body["stop"]) == (50, ["END"])
     assert body["response_format"]["json_schema"]["schema"] == SCHEMA
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_messages_call_tools_and_take_their_results(
-    claude_client: anthropic.Anthropic, stub: ModelServer, stream: bool
-) -> None:
+def test_messages_call_tools(claude_client: anthropic.Anthropic, stub: ModelServer, stream: bool) -> None:
     hosted(stub.url)
     say(stub, CALLED, stream)
     choice: Any = {"type": "any", "disable_parallel_tool_use": True}
@@ -130,13 +126,8 @@ def test_responses_answer_and_are_recorded(client: openai.OpenAI, stub: ModelSer
     hosted(stub.url)
     say(stub, SAID, stream)
     form: Any = {"format": {"type": "json_schema", "name": "verdict", "schema": SCHEMA, "strict": True}}
-    asked: Any = {
-        "model": "bot",
-        "instructions": "Be brief.",
-        "input": "hello",
-        "max_output_tokens": 50,
-        "text": form,
-    }
+    asked: Any = {"model": "bot", "instructions": "Be brief.", "input": "hello", "max_output_tokens": 50}
+    asked |= {"text": form}
     answer = response(client, stream, **asked)
     assert (answer.output_text, answer.status) == ("hello there", "completed")
     assert answer.output[0].summary[0].text == "they greet"
@@ -157,9 +148,7 @@ def response(client: openai.OpenAI, stream: bool, **asked: Any) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_responses_call_tools_and_take_their_results(
-    client: openai.OpenAI, stub: ModelServer, stream: bool
-) -> None:
+def test_responses_call_tools(client: openai.OpenAI, stub: ModelServer, stream: bool) -> None:
     hosted(stub.url)
     say(stub, CALLED, stream)
     tool: Any = {"type": "function", "strict": False, **LOOK["function"]}
@@ -172,18 +161,16 @@ def test_responses_call_tools_and_take_their_results(
         tool_choice={"type": "function", "name": "look"},
     )
     said, call = answer.output
-    assert (said.content[0].text, call.call_id, call.name, call.arguments) == (
-        "let me look",
-        "c1",
-        "look",
-        '{"q": 1}',
-    )
+    expected = ("let me look", "c1", "look", '{"q": 1}')
+    assert (said.content[0].text, call.call_id, call.name, call.arguments) == expected
     assert stub.bodies[0]["tool_choice"] == {"type": "function", "function": {"name": "look"}}
     say(stub, SAID, False)
     items: Any = [
         {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
-        said.to_dict(), call.to_dict(), {"type": "function_call_output", "call_id": "c1", "output": "4"},
-    ]  # fmt: skip
+        said.to_dict(),
+        call.to_dict(),
+        {"type": "function_call_output", "call_id": "c1", "output": "4"},
+    ]
     client.responses.create(model="bot", input=items, tools=[tool])
     sent = stub.bodies[1]["messages"]
     assert [one["role"] for one in sent] == ["user", "assistant", "tool"]
@@ -201,9 +188,7 @@ def test_a_refusal_is_one_in_both(
     assert (part.type, part.refusal) == ("refusal", "no")
 
 
-def test_faults_have_the_shape_of_the_dialect(
-    client: openai.OpenAI, claude_client: anthropic.Anthropic, stub: ModelServer
-) -> None:
+def test_faults(client: openai.OpenAI, claude_client: anthropic.Anthropic, stub: ModelServer) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         message(claude_client, False, model="nobody-knows")
     assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
@@ -247,10 +232,14 @@ def test_a_body_that_is_none_is_400(live_server: Any, path: str, body: Any, stub
 
 DEEP = "[" * 500 + "]" * 500
 CALLS = (
-    '5', '"abc"', '["x"]', '[{"id": "c", "function": "abc"}]', '[{"id": 5, "function": {"name": 5, "arguments": 7}}]',
+    "5",
+    '"abc"',
+    '["x"]',
+    '[{"id": "c", "function": "abc"}]',
+    '[{"id": 5, "function": {"name": 5, "arguments": 7}}]',
     '[{"id": "c", "type": "custom", "custom": {"name": "x", "input": "y"}}]',
     f'[{{"id": "c", "function": {{"name": "x", "arguments": "{DEEP * 200}"}}}}]',
-)  # fmt: skip
+)
 ODD = (
     '"message": {"content": "a"}, "logprobs": {"content": [{"token": "a", "logprob": -Infinity}]}',
     '"message": {"content": "a"}, "seen": 1e400',
@@ -277,9 +266,7 @@ ANSWERS = (
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
-def test_odd_fields_of_an_upstream_never_cost_the_answer(
-    live_server: Any, stub: ModelServer, path: str, stream: bool
-) -> None:
+def test_odd_fields_cost_no_answer(live_server: Any, stub: ModelServer, path: str, stream: bool) -> None:
     import httpx2
 
     hosted(stub.url)
@@ -316,9 +303,7 @@ ODD_CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": "x
 
 
 @pytest.mark.parametrize("dialect", ["openai", "responses", "anthropic"])
-def test_what_a_dialect_cannot_write_is_never_a_500(
-    live_server: Any, stub: ModelServer, dialect: str
-) -> None:
+def test_the_unwritable_is_never_a_500(live_server: Any, stub: ModelServer, dialect: str) -> None:
     import httpx2
 
     hosted(stub.url, dialect=dialect)

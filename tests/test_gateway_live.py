@@ -1,7 +1,5 @@
 """OpenAI's own client against the running gateway, in front of a real model server that is slow, fails and dies."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter
@@ -57,9 +55,7 @@ def spooled(count: int) -> list[str]:
     return found
 
 
-def test_a_rating_sent_right_after_the_answer_finds_its_decision(
-    client: openai.OpenAI, live_server: Any
-) -> None:
+def test_a_rating_right_after_the_answer(client: openai.OpenAI, live_server: Any) -> None:
     for _ in range(5):
         answer = client.chat.completions.create(model="support-bot", messages=HELLO)
         rated = httpx2.post(
@@ -85,9 +81,7 @@ def test_refusals_are_the_clients_own_errors(client: openai.OpenAI, stub: ModelS
 
 
 @pytest.mark.slow
-def test_an_answer_after_the_clients_retries_is_one_decision(
-    client: openai.OpenAI, stub: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retries_are_one(client: openai.OpenAI, stub: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "RETRIES", 0)
     stub.statuses = [503]  # the gateway's one try; it answers 503, and the client comes again
     answer = client.with_options(max_retries=2).chat.completions.create(model="support-bot", messages=HELLO)
@@ -111,9 +105,7 @@ def test_a_client_that_lost_the_answer_gets_the_same_one_again(live_server: Any,
     key = key_create("app", ["ingest"])[1]
     transport = LosesTheFirst()
     client = openai.OpenAI(
-        base_url=f"{live_server.url}/v1",
-        api_key=key,
-        http_client=httpx2.Client(transport=transport),
+        base_url=f"{live_server.url}/v1", api_key=key, http_client=httpx2.Client(transport=transport)
     )
     answer = client.chat.completions.create(model="support-bot", messages=HELLO)
     assert transport.lost == 1
@@ -121,9 +113,7 @@ def test_a_client_that_lost_the_answer_gets_the_same_one_again(live_server: Any,
 
 
 @pytest.mark.slow
-def test_while_the_database_is_away_apps_are_answered_and_nothing_is_lost(
-    client: openai.OpenAI, settings: Any
-) -> None:
+def test_an_outage_of_the_database_loses_nothing(client: openai.OpenAI, settings: Any) -> None:
     settings.FEEDBACK_REMEMBER_S = 0.0  # whatever was read is too old, and the database is asked again
     first = client.chat.completions.create(model="support-bot", messages=HELLO).id
     assert [str(row.pk) for row in recorded()] == [first]  # written, so that it never goes to the spool
@@ -137,15 +127,12 @@ def test_while_the_database_is_away_apps_are_answered_and_nothing_is_lost(
         once = client.with_options(timeout=60, max_retries=0)
         ids = [once.chat.completions.create(model="support-bot", messages=HELLO).id for _ in range(3)]
         chunks = list(once.chat.completions.create(model="support-bot", messages=HELLO, stream=True))
-        assert spooled(4) == [*ids, chunks[0].id]
-    assert {str(row.pk) for row in recorded()} >= {*ids, chunks[0].id}
-    assert Decision.objects.count() == 5
+        assert sorted(spooled(4)) == sorted([*ids, chunks[0].id])
+    assert [str(row.pk) for row in recorded()] == [first, *ids, chunks[0].id]
 
 
 @pytest.mark.slow
-def test_a_model_server_killed_in_the_middle_of_traffic(
-    live_server: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_model_server(live_server: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.SERVING_TIMEOUT_S = 3.0
     first, port = ModelServer(), free_port()
     second = ModelServer(port)

@@ -1,25 +1,24 @@
 """Held-out evidence: prompts of each kind are counted without a model, and one kind carries the accuracy rule."""
 
-from __future__ import annotations
-
+import itertools
 from typing import Any
 
 import pytest
 
 from feedback.services import decision_record, rating_submit
-from rl.datasets import prepare_training_dataset
+from rl.datasets import held_out_evidence, prepare_training_dataset
 from rl.datasets.feedback_types import SPLITS
 from rl.datasets.held_out_evidence import evidence_counts, good_chars, held_out_of_database
 from rl.gates.evidence_kinds import KINDS, lead_kind
 from tests.support.dataset_feedback import decide, prompts_in, rate
 
+pytestmark = pytest.mark.django_db
 
-@pytest.mark.django_db
+
 def test_an_agent_nobody_knows_has_no_evidence() -> None:
     assert evidence_counts("nobody")[0] == dict.fromkeys(KINDS, 0)
 
 
-@pytest.mark.django_db
 def test_held_out_prompts_are_counted_by_kind() -> None:
     held_out = prompts_in("holdout", 9)
     for prompt in prompts_in("train", 5):
@@ -35,8 +34,14 @@ def test_held_out_prompts_are_counted_by_kind() -> None:
     decide(held_out[8], "not rated")
     counts = evidence_counts("helper")[0]
     assert counts == {
-        "pairs": 3, "labels": 7, "corrections": 1, "tests": 0, "known": 0, "outcomes": 0, "rewards": 0,
-    }  # fmt: skip
+        "pairs": 3,
+        "labels": 7,
+        "corrections": 1,
+        "tests": 0,
+        "known": 0,
+        "outcomes": 0,
+        "rewards": 0,
+    }
     # the same numbers as an evaluation finds in the datasets themselves
     for kind, dataset in (("pairs", "pairs"), ("labels", "scores")):
         rows = prepare_training_dataset(
@@ -45,7 +50,6 @@ def test_held_out_prompts_are_counted_by_kind() -> None:
         assert len({row["prompt_hash"] for row in rows}) == counts[kind]
 
 
-@pytest.mark.django_db
 def test_prompts_that_are_not_text_are_no_evidence() -> None:
     picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
     for prompt in prompts_in("holdout", 3):
@@ -59,7 +63,6 @@ def test_prompts_that_are_not_text_are_no_evidence() -> None:
     assert evidence_counts("helper")[0]["known"] == 3
 
 
-@pytest.mark.django_db
 def test_prompts_that_no_policy_trains_on_are_spare_whether_rated_or_not() -> None:
     sides = {split: prompts_in(split, 3) for split in SPLITS}
     for prompts in sides.values():
@@ -112,3 +115,21 @@ def test_the_length_of_good_answers_is_that_of_chosen_liked_and_written_ones() -
     assert good_chars(rows) == {"value": pytest.approx(7.0), "n": 2}
     assert good_chars({"corrections": [{"completion": "x" * 8}]})["value"] == pytest.approx(8.0)
     assert good_chars({}) == {}
+
+
+def test_what_is_rated_while_the_evidence_is_read_ends_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start page was 500 when a rating came between its two readings."""
+
+    for number in range(12):
+        rate(f"question {number}", "a", "up")
+    read, calls = held_out_evidence._all_evidence, itertools.count()
+
+    def read_later(source: Any) -> Any:
+        if next(calls) == 1:
+            for number in range(100, 140):
+                rate(f"question {number}", "a", "up")
+        return read(source)
+
+    monkeypatch.setattr(held_out_evidence, "_all_evidence", read_later)
+    counts, _ = evidence_counts("helper")
+    assert counts["labels"] > 0

@@ -1,7 +1,5 @@
 """Hosted policies: answered by their upstream alone, in each dialect, recorded with model, tokens and cost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -38,18 +36,12 @@ def of_claude(claude: AnthropicServer, **more: Any) -> Policy:
     return hosted(claude.url, dialect="anthropic", key_env="CLAUDE_KEY", **more)
 
 
-# --- Who answers, and what is recorded ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_hosted_champion_answers_and_is_recorded_with_model_tokens_and_cost(
-    client: openai.OpenAI, stub: ModelServer, stream: bool
-) -> None:
+def test_a_hosted_champion_is_recorded(client: openai.OpenAI, stub: ModelServer, stream: bool) -> None:
     hosted(stub.url, price_in=2.0, price_out=10.0, price_cached=1.0, parameters={"temperature": 0.2})
-    usage = {
-        "prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150,
-        "prompt_tokens_details": {"cached_tokens": 40}, "completion_tokens_details": {"reasoning_tokens": 30},
-    }  # fmt: skip
+    usage = {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 40}}
+    usage |= {"completion_tokens_details": {"reasoning_tokens": 30}}
     choice = {"index": 0, "finish_reason": "stop"}
     said = {"role": "assistant", "content": "hi"}
     whole = {"id": "c-9", "model": "m-1-2026-11-01", "usage": usage}
@@ -71,15 +63,12 @@ def test_a_hosted_champion_answers_and_is_recorded_with_model_tokens_and_cost(
     assert serving["cost_usd"] == pytest.approx((60 * 2 + 40 * 1 + 50 * 10) / 1e6)
 
 
-def test_the_decisions_page_says_the_model_and_the_cost(
-    client: openai.OpenAI, admin_client: Client, stub: ModelServer
-) -> None:
+def test_the_page_says_the_cost(client: openai.OpenAI, admin_client: Client, stub: ModelServer) -> None:
     hosted(stub.url, price_in=1000.0, price_out=2000.0)
     stub.sends = ("application/json", json.dumps({**stub.completion(), "model": "m-1-2026"}).encode())
     ask(client)
     (row,) = recorded()
-    page = admin_client.get(f"/decisions/{row.pk}/")
-    made_by = dict(page.context["made_by"])
+    made_by = dict(admin_client.get(f"/decisions/{row.pk}/").context["made_by"])
     assert (made_by["provider's model"], made_by["cost"]) == ("m-1-2026", "$0.013000")
 
 
@@ -92,9 +81,7 @@ def test_a_local_policys_prompt_never_goes_to_a_provider(client: openai.OpenAI, 
     assert stub.bodies == []
 
 
-def test_a_hosted_policys_prompt_goes_to_no_other_backend(
-    client: openai.OpenAI, stub: ModelServer, settings: Any
-) -> None:
+def test_a_prompt_goes_to_no_other_backend(client: openai.OpenAI, stub: ModelServer, settings: Any) -> None:
     with ModelServer() as local:
         local.models += ["m-1", "bot-hosted"]
         settings.LOCAL_BACKENDS = [local.url]
@@ -133,13 +120,8 @@ def test_a_key_that_is_missing_is_said_and_nobody_is_asked(client: openai.OpenAI
     assert stub.bodies == []
 
 
-# --- Anthropic ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stream", [False, True])
-def test_anthropic_answers_with_thinking_and_its_tokens(
-    client: openai.OpenAI, claude: AnthropicServer, stream: bool
-) -> None:
+def test_anthropic_thinks_and_answers(client: openai.OpenAI, claude: AnthropicServer, stream: bool) -> None:
     of_claude(claude, price_in=3.0, price_out=15.0)
     claude.blocks = [
         {"type": "thinking", "thinking": "they greet", "signature": "s1"},
@@ -158,12 +140,8 @@ def test_anthropic_answers_with_thinking_and_its_tokens(
     assert (body["max_tokens"], body["stop_sequences"], body["model"]) == (90, ["END"], "m-1")
     (row,) = recorded()
     serving = row.metadata["serving"]
-    assert (row.response, row.reasoning, row.tokens_in, row.tokens_out) == (
-        "hello there",
-        "they greet",
-        120,
-        5,
-    )
+    expected = ("hello there", "they greet", 120, 5)
+    assert (row.response, row.reasoning, row.tokens_in, row.tokens_out) == expected
     assert serving["upstream"] == {"id": "msg_1", "model": "claude-test-1-20261101", "request_id": "req_1"}
     assert serving["usage"]["prompt_tokens_details"] == {"cached_tokens": 100, "cache_write_tokens": 8}
     assert serving["cost_usd"] == pytest.approx((120 * 3 + 5 * 15) / 1e6)
@@ -171,9 +149,7 @@ def test_anthropic_answers_with_thinking_and_its_tokens(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_anthropics_tools_are_called_and_their_results_sent(
-    client: openai.OpenAI, claude: AnthropicServer, stream: bool
-) -> None:
+def test_anthropics_tools_are_called(client: openai.OpenAI, claude: AnthropicServer, stream: bool) -> None:
     of_claude(claude)
     claude.blocks = [
         {"type": "text", "text": "let me look", "citations": None},
@@ -210,9 +186,8 @@ def test_anthropics_tools_are_called_and_their_results_sent(
     turns = claude.bodies[1]["messages"]
     assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
     assert [block["type"] for block in turns[1]["content"]] == ["text", "tool_use", "tool_use"]
-    assert [(b["type"], b["tool_use_id"]) for b in turns[2]["content"]] == [
-        ("tool_result", "tu_1"), ("tool_result", "tu_2"),
-    ]  # fmt: skip
+    expected = [("tool_result", "tu_1"), ("tool_result", "tu_2")]
+    assert [(b["type"], b["tool_use_id"]) for b in turns[2]["content"]] == expected
 
 
 def test_anthropic_gets_the_schema_and_pictures(client: openai.OpenAI, claude: AnthropicServer) -> None:
@@ -256,13 +231,8 @@ def test_a_refused_key_is_nowhere_in_what_is_said_recorded_or_logged(
     assert not any("987654" in text for text in said)
 
 
-# --- What goes wrong ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("status", "answered"), [(429, 503), (529, 503), (500, 503), (400, 400)])
-def test_an_upstreams_fault_is_never_ours(
-    client: openai.OpenAI, claude: AnthropicServer, status: int, answered: int
-) -> None:
+def test_upstream_faults(client: openai.OpenAI, claude: AnthropicServer, status: int, answered: int) -> None:
     of_claude(claude)
     claude.statuses = [status] * 3
     with pytest.raises(openai.APIStatusError, match=f"the stub says {status}") as failure:
@@ -272,29 +242,22 @@ def test_an_upstreams_fault_is_never_ours(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", ["openai", "responses", "anthropic"])
-@pytest.mark.parametrize("sends", [b"<html>", b"[]", b"{}", b'{"choices": 7, "content": 7, "output": [7], "type": 3}',
-                                   b'{"type": "message", "content": [7], "output": 3}'])  # fmt: skip
-def test_what_is_no_answer_is_502_in_each_dialect(
-    client: openai.OpenAI, stub: ModelServer, dialect: str, stream: bool, sends: bytes
-) -> None:
+@pytest.mark.parametrize(
+    "sends",
+    [
+        b"<html>",
+        b"[]",
+        b"{}",
+        b'{"choices": 7, "content": 7, "output": [7], "type": 3}',
+        b'{"type": "message", "content": [7], "output": 3}',
+    ],
+)
+def test_garbage(client: openai.OpenAI, stub: ModelServer, dialect: str, stream: bool, sends: bytes) -> None:
     hosted(stub.url, dialect=dialect)
     stub.sends = ("text/event-stream", b"data: " + sends + b"\n\n") if stream else ("application/json", sends)
     with pytest.raises(openai.APIStatusError) as failure:
         list(ask(client, stream=True)) if stream else ask(client)
     assert failure.value.status_code in ((502, 503) if stream else (502,))
-
-
-@pytest.mark.slow
-def test_a_stream_that_is_cut_ends_in_an_error_and_is_recorded_as_far_as_it_came(
-    client: openai.OpenAI, claude: AnthropicServer
-) -> None:
-    of_claude(claude)
-    claude.cut_stream = True
-    chunks = ask(client, stream=True)
-    with pytest.raises(openai.APIError, match="broke off"):
-        list(chunks)
-    (row,) = recorded()
-    assert (row.response, row.metadata["serving"]["finish_reason"]) == ("hello there", "error")
 
 
 def test_a_slow_upstream_is_given_up_after_its_own_timeout(client: openai.OpenAI, stub: ModelServer) -> None:
@@ -315,9 +278,7 @@ def test_retry_after_is_obeyed(client: openai.OpenAI, stub: ModelServer) -> None
 
 
 @pytest.mark.parametrize("said", ["9" * 400, "Wed, 21 Oct 9999 07:28:00 GMT"])
-def test_a_retry_after_of_ages_is_passed_on_as_a_day(
-    client: openai.OpenAI, stub: ModelServer, said: str
-) -> None:
+def test_a_retry_after_of_ages_is_a_day(client: openai.OpenAI, stub: ModelServer, said: str) -> None:
     hosted(stub.url)
     stub.statuses, stub.retry_after = [429], said
     with pytest.raises(openai.InternalServerError) as failure:
@@ -356,13 +317,10 @@ def test_client_errors_open_no_circuit(client: openai.OpenAI, stub: ModelServer)
     assert ask(client).model == "bot-hosted"
 
 
-def test_a_server_that_answers_500_to_a_schema_is_asked_for_json_without_it(
-    client: openai.OpenAI, stub: ModelServer
-) -> None:
+def test_a_500_to_a_schema_drops_the_schema(client: openai.OpenAI, stub: ModelServer) -> None:
     hosted(stub.url)
     stub.statuses, stub.said = [500, 500], '{"ok": true}'
-    answer = ask(client, response_format=FORMAT)
-    assert answer.model_extra["ratchet"]["left_out"] == ["json_schema"]
+    assert ask(client, response_format=FORMAT).model_extra["ratchet"]["left_out"] == ["json_schema"]
     assert [body["response_format"]["type"] for body in stub.bodies] == ["json_schema"] * 2 + ["json_object"]
     ask(client, response_format=FORMAT)
     assert stub.bodies[3]["response_format"] == {"type": "json_object", "schema": SCHEMA}
@@ -378,9 +336,7 @@ def test_a_server_that_answers_500_to_a_schema_is_asked_for_json_without_it(
     ("schemas", "sent"),
     [("json_schema", FORMAT), ("json_object", {"type": "json_object", "schema": SCHEMA}), ("none", None)],
 )
-def test_the_form_is_said_as_the_upstream_takes_it(
-    client: openai.OpenAI, stub: ModelServer, schemas: str, sent: Any
-) -> None:
+def test_the_form_upstreams_take(client: openai.OpenAI, stub: ModelServer, schemas: str, sent: Any) -> None:
     hosted(stub.url, schemas=schemas)
     ask(client, response_format=FORMAT)
     assert stub.bodies[0].get("response_format") == sent
@@ -390,25 +346,20 @@ def test_the_limit_goes_by_the_name_the_model_knows(client: openai.OpenAI, stub:
     hosted(stub.url)
     stub.statuses = [400]
     stub.error = {
-        "message": "Unsupported parameter: 'max_tokens' is not supported with this model.", "param": "max_tokens",
-    }  # fmt: skip
+        "message": "Unsupported parameter: 'max_tokens' is not supported with this model.",
+        "param": "max_tokens",
+    }
     ask(client, max_tokens=9)
     ask(client, max_tokens=9)
     names = [next(key for key in body if key.startswith("max_")) for body in stub.bodies]
     assert names == ["max_tokens", "max_completion_tokens", "max_completion_tokens"]
 
 
-# --- What a provider must not hear, tell or cost ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize("escaped", [False, True])
-def test_a_key_that_is_cut_in_two_is_hidden_too(
-    client: openai.OpenAI, stub: ModelServer, escaped: bool
-) -> None:
+def test_a_key_cut_in_two_is_hidden(client: openai.OpenAI, stub: ModelServer, escaped: bool) -> None:
     key = "sk-very/secret/0123456789abcdef"
     hosted(stub.url)
-    upstream = Upstream.objects.get()
-    upstream_change(upstream, {}, key)
+    upstream_change(Upstream.objects.get(), {}, key)
     repeated = key.replace("/", "\\/") if escaped else key
     # each place at which a message is cut lies within the key
     for length in (190, 992):
@@ -419,9 +370,7 @@ def test_a_key_that_is_cut_in_two_is_hidden_too(
         assert "sk-very" not in str(failed.value)
 
 
-def test_a_cached_price_of_ones_own_counts_beside_the_tables_prices(
-    client: openai.OpenAI, stub: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ones_own_price(client: openai.OpenAI, stub: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[TokenUsage] = []
 
     def table(usage: TokenUsage, *_: Any) -> tuple[float, float]:
@@ -450,9 +399,7 @@ def test_a_stream_that_is_cut_has_its_tokens_and_their_cost(client: openai.OpenA
     assert serving["cost_usd"] == pytest.approx((3 * 2 + 2 * 10) / 1e6)
 
 
-def test_what_an_upstream_said_before_it_was_cut_is_kept(
-    client: openai.OpenAI, claude: AnthropicServer
-) -> None:
+def test_what_was_said_before_a_cut_is_kept(client: openai.OpenAI, claude: AnthropicServer) -> None:
     of_claude(claude, price_in=2.0, price_out=10.0)
     claude.cut_stream = True
     with pytest.raises(openai.APIError):
@@ -463,9 +410,7 @@ def test_what_an_upstream_said_before_it_was_cut_is_kept(
     assert row.metadata["serving"]["cost_usd"] > 0
 
 
-def test_thoughts_that_anthropic_signed_do_not_go_to_another_dialect(
-    client: openai.OpenAI, stub: ModelServer
-) -> None:
+def test_signed_thoughts_stay_within_anthropic(client: openai.OpenAI, stub: ModelServer) -> None:
     hosted(stub.url)
     thought = {
         "role": "assistant",
@@ -477,9 +422,7 @@ def test_thoughts_that_anthropic_signed_do_not_go_to_another_dialect(
     assert answer.model_dump()["ratchet"]["left_out"] == ["thinking_blocks"]
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_sent(
-    client: openai.OpenAI, stub: ModelServer
-) -> None:
+def test_a_prompt_too_long_is_refused_unsent(client: openai.OpenAI, stub: ModelServer) -> None:
     hosted(stub.url, context_tokens=100)
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="bot", messages=[{"role": "user", "content": "word " * 200}])

@@ -1,13 +1,12 @@
 """A hosted policy in evaluations: its upstream is asked each held-out prompt once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from feedback.erasure.marks import Marks
 from rl.datasets.erasure import copies_erase
+from rl.evaluation import sides
 from rl.evaluation.sides import HostedFailed, HostedSide, cache_file
 from rl.training.held_out import HeldOutPrompt
 from rl.training.sides import AnswersOnly
@@ -40,11 +39,7 @@ def test_a_hosted_policy_is_a_side_that_gives_answers_alone(stub: ModelServer) -
     assert isinstance(HostedSide(hosted(stub.url)), AnswersOnly)
 
 
-def test_what_was_answered_is_kept_where_the_upstream_fails_later(
-    stub: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rl.evaluation import sides
-
+def test_answers_are_kept_where_it_fails_later(stub: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sides, "AT_ONCE", 1)
     policy = hosted(stub.url)
     stub.statuses = [200, 401]
@@ -54,11 +49,7 @@ def test_what_was_answered_is_kept_where_the_upstream_fails_later(
     assert len(stub.bodies) == 2
 
 
-def test_a_prompt_that_is_refused_has_no_answer_and_the_others_have(
-    stub: ModelServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rl.evaluation import sides
-
+def test_a_refused_prompt_has_no_answer(stub: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sides, "AT_ONCE", 1)
     said: list[str] = []
     policy = hosted(stub.url)
@@ -72,8 +63,6 @@ def test_a_prompt_that_is_refused_has_no_answer_and_the_others_have(
 
 
 def test_an_upstream_that_is_busy_is_waited_for(stub: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rl.evaluation import sides
-
     waits: list[float] = []
     monkeypatch.setattr(sides.time, "sleep", waits.append)
     stub.statuses, stub.retry_after = [429], "30"

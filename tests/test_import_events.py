@@ -1,7 +1,5 @@
 """Votes and events that look alike are still each their own; the same file again adds nothing."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,8 +9,8 @@ import pytest
 
 from feedback.models import Comparison, Decision, Outcome
 from feedback.transfer import formats
-from feedback.transfer.formats.records import ImportedDecision, RowRefused, RowSkipped
-from tests.support.formats import HERE, one, outside, read, refusal, written
+from feedback.transfer.formats.records import ImportedDecision, RowRefused
+from tests.support.formats import HERE, one, outside, refusal, written
 from tests.support.imports import file_import
 
 pytestmark = pytest.mark.django_db
@@ -86,58 +84,6 @@ def test_every_vote_of_pandalms_test_set_comes_into_an_empty_database(tmp_path: 
     assert dict(report.skipped_because) == {}
 
 
-# --- Vowpal Wabbit in its variants --------------------------------------------------------------------------
-
-
-def test_vw_without_ids_trusts_the_label_before_the_list() -> None:
-    first, second, third = read("vw_dsjson_noid.jsonl")
-    assert isinstance(first, ImportedDecision)
-    assert isinstance(second, ImportedDecision)
-    assert isinstance(third, ImportedDecision)
-    # [0, 1] counts from 0 beside _label_Action 1
-    assert [r.response for r in (first, second, third)] == [
-        '{"_tag": "v2"}',
-        '{"_tag": "v1"}',
-        '{"_tag": "v1"}',
-    ]
-    assert [r.propensity for r in (first, second, third)] == [0.85, 0.5, 0.15]
-    # the third was not to be learnt from: a decision without a reward
-    assert [[o.value for o in r.outcomes] for r in (first, second, third)] == [[1.0], [0.0], []]
-
-
-def test_vw_ccb_is_a_decision_for_each_slot() -> None:
-    top, side, alone, unlabelled = read("vw_ccb.jsonl")
-    assert isinstance(top, ImportedDecision)
-    assert isinstance(side, ImportedDecision)
-    assert isinstance(alone, ImportedDecision)
-    lamp, sofa, chair = ('{"_tag": "lamp"}', '{"_tag": "sofa"}', '{"_tag": "chair"}')
-    assert (top.response, top.candidates, top.propensity, top.run_id) == (
-        sofa,
-        [lamp, sofa, chair],
-        0.5,
-        "e1:0",
-    )
-    # the slot allows the lamp and the chair; the sofa is gone
-    assert (side.response, side.candidates, side.propensity, side.run_id) == (
-        lamp,
-        [lamp, chair],
-        0.75,
-        "e1:1",
-    )
-    assert (alone.response, alone.propensity, [o.value for o in alone.outcomes]) == (sofa, 0.25, [-0.5])
-    assert [o.value for o in top.outcomes] == [1.0]
-    assert isinstance(unlabelled, RowSkipped)
-
-
-def test_vw_plain_json_is_read_whatever_the_case_of_its_label() -> None:
-    (row,) = (json.loads(line) for line in (HERE / "vw_cb_plain.json").read_text().splitlines())
-    (found,) = read("vw_cb_plain.json")
-    assert isinstance(found, ImportedDecision)
-    assert (found.response, found.propensity, found.outcomes[0].value) == ('{"_tag": "v1", "f": 1}', 0.5, 1.0)
-    assert found.state == {"User": {"tier": "gold"}}
-    assert "_label_Cost" in row
-
-
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -164,41 +110,5 @@ def test_a_choice_that_cannot_be_told_is_refused(row: dict[str, Any], reason: st
 
 
 def test_a_propensity_in_single_precision_is_no_contradiction(tmp_path: Path) -> None:
-    found = one(tmp_path, event(0.0, _label_probability=0.50000002))
-    assert isinstance(found, ImportedDecision)
+    assert isinstance(one(tmp_path, event(0.0, _label_probability=0.50000002)), ImportedDecision)
     assert "propensity" not in refusal(tmp_path, {**event(0.0), "_label_Action": 9}, "vw")
-
-
-# --- What each example comes to -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "format", "decisions", "ratings", "comparisons", "corrections", "outcomes"),
-    [
-        ("table_ratings.csv", "table", 4, 3, 0, 0, 0),
-        ("table_ratings.parquet", "table", 3, 2, 0, 0, 0),
-        ("table_ratings_excel.csv", "table", 2, 2, 0, 1, 0),
-        # one row stands there twice, one says neutral
-        ("table_ratings_variants.tsv", "table", 3, 2, 0, 0, 0),
-        ("table_pairs.csv", "table", 6, 0, 3, 0, 0),
-        ("table_pairs.parquet", "table", 4, 0, 2, 0, 0),
-        ("table_pairs_variants.tsv", "table", 6, 0, 4, 0, 0),
-        ("ultrafeedback_binarized.jsonl", "scored_pairs", 4, 4, 2, 0, 0),
-        ("ultrafeedback_binarized.parquet", "scored_pairs", 4, 4, 2, 0, 0),
-        ("llamafactory_v1_dpo.jsonl", "llamafactory_v1", 2, 0, 1, 0, 0),
-        # the third row holds an image
-        ("llamafactory_v1_sft.jsonl", "llamafactory_v1", 2, 0, 0, 0, 0),
-        ("vw_dsjson_noid.jsonl", "vw", 3, 0, 0, 0, 2),
-        ("vw_ccb.jsonl", "vw", 3, 0, 0, 0, 3),
-        ("vw_cb_plain.json", "vw", 1, 0, 0, 0, 1),
-    ],
-)
-def test_an_example_comes_in_with_exact_counts(
-    name: str, format: str, decisions: int, ratings: int, comparisons: int, corrections: int, outcomes: int
-) -> None:
-    report = file_import(HERE / name, skip_bad=True)
-    assert report.format == format
-    found = (report.decisions, report.ratings, report.comparisons, report.corrections, report.outcomes)
-    assert found == (decisions, ratings, comparisons, corrections, outcomes)
-    again = file_import(HERE / name, skip_bad=True)
-    assert (again.decisions, again.ratings, again.comparisons, again.outcomes) == (0, 0, 0, 0)

@@ -1,7 +1,5 @@
 """The gate against an app's model in made-up worlds, the short form of benchmarks/incumbent_gate.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -46,8 +44,9 @@ def test_complaints_alone_promote_nobody() -> None:
     assert sum(opens_in_a_row(world, seed) for seed in range(SEEDS)) <= 6
 
 
-def test_a_candidate_worse_than_the_incumbent_is_never_promoted() -> None:
-    world = IncumbentWorld(150, incumbent=0.7, gain=-0.10, corrected=1.0)
+@pytest.mark.parametrize("ratings", [{}, {"noise": 0.5}, {"rated_right": 0.5, "rated_wrong": 0.5}])
+def test_a_candidate_worse_than_the_incumbent_is_never_promoted(ratings: dict[str, float]) -> None:
+    world = IncumbentWorld(150, incumbent=0.7, gain=-0.10, corrected=1.0, **ratings)
     assert sum(opens_in_a_row(world, seed) for seed in range(SEEDS)) == 0
 
 

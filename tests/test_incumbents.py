@@ -1,7 +1,5 @@
 """The app's own model as a policy: who it is, when it is champion, and that no command or page fails on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,12 +10,11 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
-from django.utils import timezone
 
 from feedback.models import Decision
 from feedback.services import decision_record, rating_submit
 from rl.experiments.traffic import ExperimentRefused, experiment_draft, plan_of
-from rl.models import Policy, TrainingRun
+from rl.models import Policy
 from rl.models.policies import APP_MODEL
 from rl.online.champion_monitor import champions_watch
 from rl.registry import incumbents
@@ -26,10 +23,11 @@ from rl.registry.files import policies_prune, policies_retained
 from rl.registry.incumbents import ACTOR, NEWEST, incumbent_sync
 from rl.registry.integrity import PolicyWithoutFiles, adapter_folder, verify
 from rl.registry.model_card import card_write, policy_card
-from rl.selectors import agent_cards, loop_closed
+from rl.selectors import agent_cards
 from rl.serving.playground import policies_offered
 from rl.serving.routing import PolicyUnaskable, models_listed, target_of
 from tests.support.api_client import ApiClient
+from tests.support.registry_rows import make_run, registered
 from tests.support.serving import Parrot, parrot_only, written_by_the_asking_thread
 
 pytestmark = pytest.mark.django_db
@@ -45,25 +43,15 @@ def decide(number: int = 0, **facts: Any) -> Decision:
 
 
 def trained(name: str = "bikes-v9", stage: str = "candidate", **facts: Any) -> Policy:
-    run = TrainingRun.objects.create(
-        agent=AGENT, method="dpo", status="succeeded", base_model="bundled", finished_at=timezone.now()
-    )
-    folder = Path(registry.home_path(f"policies/{name}"))
-    policy = registry.policy_register(
-        run, name=name, adapter=folder, adapter_sha256="b0" * 32, feedback_count=9, actor="test", **facts
-    )
+    policy = registered(make_run(AGENT), name, Path(registry.home_path(f"policies/{name}")), **facts)
     if stage != "candidate":
         registry.policy_move(policy, stage, actor="ada", reason="a test", force=True)
     return policy
 
 
-# --- Who it is ----------------------------------------------------------------------------------------------
-
-
 def test_answers_without_a_policy_name_belong_to_the_apps_model() -> None:
     decide()
     champion = incumbent_sync(AGENT)
-    assert champion is not None
     assert (champion.kind, champion.name, champion.recorded_as) == ("recorded", "bikes-app", "")
     assert (champion.stage, champion.title, champion.has_files) == ("champion", APP_MODEL, False)
     assert incumbent_sync(AGENT) == champion
@@ -87,7 +75,6 @@ def test_its_name_is_the_apps_own_where_that_is_free_and_plain(sent: str, name: 
     Policy.objects.create(name="taken", agent="filer", kind="recorded", recorded_as="taken", stage="retired")
     decide(policy=sent)
     champion = incumbent_sync(AGENT)
-    assert champion is not None
     assert (champion.name, champion.recorded_as, champion.title) == (name, sent, sent)
 
 
@@ -130,9 +117,7 @@ def test_imported_answers_with_ratings_are_the_apps(tmp_path: Any) -> None:
     file = tmp_path / "rated.jsonl"
     file.write_text('{"prompt": "My chain broke", "response": "repair", "thumb": "up", "model": "rules-2"}\n')
     call_command("import_feedback", str(file), "--agent", AGENT)
-    champion = incumbent_sync(AGENT)
-    assert champion is not None
-    assert champion.recorded_as == "rules-2"
+    assert incumbent_sync(AGENT).recorded_as == "rules-2"
 
 
 def test_of_several_names_the_one_with_most_of_the_newest_answers_is_champion() -> None:
@@ -152,9 +137,6 @@ def test_of_several_names_the_one_with_most_of_the_newest_answers_is_champion() 
     event = champion.events.get(to_stage="champion")
     assert (event.actor, event.reason.split(" of ")[0]) == (ACTOR, "10")
     assert NEWEST >= 100
-
-
-# --- When it is champion ------------------------------------------------------------------------------------
 
 
 def test_it_stays_out_of_a_champions_place_and_comes_back_by_rollback() -> None:
@@ -207,7 +189,6 @@ def test_a_recorded_champion_closes_no_loop_and_leads_no_card() -> None:
     policy = trained()
     (card,) = agent_cards()
     assert (card.policy, card.newest, card.incumbent.name) == (policy, policy, "bikes-app")
-    assert not loop_closed()
 
 
 def test_ratings_that_fall_behind_the_apps_model_are_told_and_not_rolled_back(monkeypatch: Any) -> None:
@@ -224,9 +205,6 @@ def test_ratings_that_fall_behind_the_apps_model_are_told_and_not_rolled_back(mo
     assert "bikes-v9" in line
     assert told == ["policy_rated_worse"]
     assert registry.champion_of(AGENT).name == "bikes-v9"
-
-
-# --- Who answers in its place -------------------------------------------------------------------------------
 
 
 def test_the_base_answers_in_its_place_and_says_so(parrot: Parrot, written_at_once: None) -> None:
@@ -269,9 +247,6 @@ def test_an_experiment_names_it_as_an_arm_that_cannot_answer() -> None:
     with pytest.raises(ExperimentRefused, match=r"bikes-app .* cannot answer"):
         experiment_draft("first", ["bikes-v9"], actor="ada")
     assert experiment_draft("second", ["bikes-v9"], control="base", actor="ada").arms.count() == 2
-
-
-# --- Files it does not have ---------------------------------------------------------------------------------
 
 
 def test_its_files_are_neither_looked_for_nor_deleted(ratchet_home: Any) -> None:
@@ -323,11 +298,22 @@ def test_every_command_works_with_it_or_refuses_it_by_name(arguments: list[str],
 
 
 PAGES = [
-    "/", "/policies/", f"/policies/?agent={AGENT}", "/policies/bikes-app/", "/policies/bikes-app/answers/",
-    "/policies/compare/?left=bikes-app&right=bikes-v9", f"/agents/{AGENT}/", f"/agents/{AGENT}/playground/",
-    f"/agents/{AGENT}/playground/?policy=bikes-app", "/start/", f"/start/?agent={AGENT}", "/experiments/",
-    "/policies/bikes-v9/", "/admin/rl/policy/", "/admin/rl/policy/{pk}/change/",
-]  # fmt: skip
+    "/",
+    "/policies/",
+    f"/policies/?agent={AGENT}",
+    "/policies/bikes-app/",
+    "/policies/bikes-app/answers/",
+    "/policies/compare/?left=bikes-app&right=bikes-v9",
+    f"/agents/{AGENT}/",
+    f"/agents/{AGENT}/playground/",
+    f"/agents/{AGENT}/playground/?policy=bikes-app",
+    "/start/",
+    f"/start/?agent={AGENT}",
+    "/experiments/",
+    "/policies/bikes-v9/",
+    "/admin/rl/policy/",
+    "/admin/rl/policy/{pk}/change/",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -336,8 +322,7 @@ def test_every_page_shows_it(page: str, client: Client) -> None:
     policy = incumbent_sync(AGENT)
     trained()
     client.force_login(User.objects.create_superuser("ada"))
-    response = client.get(page.format(pk=policy.pk))
-    assert response.status_code == 200
+    assert client.get(page.format(pk=policy.pk)).status_code == 200
 
 
 def _post(path: str, **body: Any) -> Callable[[ApiClient], Any]:

@@ -1,7 +1,5 @@
 """The program installed by pip: everything it needs is in the wheel, and `ratchet` runs from any directory."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -17,7 +15,7 @@ import pytest
 from django.template import Context, Template
 
 from backend import VERSION
-from backend.installation import as_typed, command_arguments, default_home, dotenv_file
+from backend.installation import as_typed, command_arguments, default_home, dotenv_file, program_of_checkout
 from tests.support.migrated_database import template_copy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,10 +123,14 @@ def test_paths_in_the_environment_mean_the_same_to_child_processes_in_another_fo
     )
     before, after = json.loads(
         run(
-            [sys.executable, "-c", code], tmp_path, PYTHONPATH=str(ROOT), RATCHET_HOME="my data",
-            DATABASE_URL="sqlite:///my%20rows.sqlite3", RATCHET_CONFIG="knobs.yaml",
+            [sys.executable, "-c", code],
+            tmp_path,
+            PYTHONPATH=str(ROOT),
+            RATCHET_HOME="my data",
+            DATABASE_URL="sqlite:///my%20rows.sqlite3",
+            RATCHET_CONFIG="knobs.yaml",
         )
-    )  # fmt: skip
+    )
     assert before == [str(tmp_path / "my data"), str(tmp_path / "my rows.sqlite3"), "{'dpo': {'seed': 3}}"]
     assert after == before
 
@@ -161,8 +163,9 @@ def test_an_installation_keeps_them_in_the_users_data_folder(monkeypatch: pytest
 
 def test_pages_name_the_program_that_was_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     hint = Template("<code>{% program %} demo</code>")
-    assert hint.render(Context()) == "<code>python manage.py demo</code>"
+    assert hint.render(Context()) == f"<code>{program_of_checkout()} demo</code>"
     monkeypatch.setattr("backend.installation.PROGRAM", "ratchet")
+    monkeypatch.setattr("backend.installation.IS_INSTALLED", True)
     assert hint.render(Context()) == "<code>ratchet demo</code>"
 
 

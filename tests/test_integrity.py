@@ -1,7 +1,5 @@
 """Whole files: what is damaged on disk is named when it is loaded, stepped in for, and never judged or served."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -18,19 +16,23 @@ from rl import checksums
 from rl.bundled_models import BUNDLED_MODEL
 from rl.checksums import SUMS, FileDamaged, base_hash, file_check, file_sum, sums_check, sums_write
 from rl.evaluation.service import EvaluationOrder, evaluate
-from rl.export.artifact import ExportedFile, ExportResult, manifest_write
+from rl.export.artifact import manifest_write
 from rl.export.service import ExportOrder, export
-from rl.jobs.warm_start import start_located
-from rl.models import Artifact, Policy
+from rl.jobs import results
+from rl.jobs.trainer import start_located
+from rl.models import Artifact, Policy, TrainingRun
 from rl.registry import integrity
-from rl.registry.service import PreparationRefused
+from rl.registry.service import PreparationRefused, RegistryRefused, policy_promote, policy_rollback
 from rl.serving import fallback, files
 from rl.serving.base import BASE, Model
 from rl.serving.fallback import InProcess
 from rl.serving.files import model_of, policy_prepare
 from rl.training.loading import PolicyLoadError, adapter_read, model_located
-from rl.training.result import checkpoint_is_whole, checkpoint_last, checkpoint_seal
+from rl.training.result import TrainResult, checkpoint_is_whole, checkpoint_last, checkpoint_seal
+from tests.support.registry_rows import policy_of
 from tests.support.serving import support_bot_allowed  # noqa: F401
+
+pytestmark = pytest.mark.django_db
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 """SHA-256 of `abc`: FIPS 180-4's own example."""
@@ -74,19 +76,12 @@ def adapter(folder: Path) -> Path:
 def policy(home: Path, name: str = "widgets-v1", stage: str = "champion") -> Policy:
     folder = adapter(home / "policies" / "widgets" / name)
     sums_write(folder)
-    return Policy.objects.create(
-        name=name, agent="widgets", stage=stage, base_model="bundled", base_model_hash="",
-        adapter_path=f"policies/widgets/{name}", feedback_count=1,
-        adapter_sha256=file_sum(folder / "adapter_model.safetensors"),
-    )  # fmt: skip
+    sha256 = file_sum(folder / "adapter_model.safetensors")
+    place = {"adapter_path": f"policies/widgets/{name}", "adapter_sha256": sha256}
+    return policy_of(name, stage, "widgets", base_model_hash="", **place)
 
 
-# --- Sums ---------------------------------------------------------------------------------------------------
-
-
-def test_a_sum_is_computed_once_until_the_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sum_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"abc")
     digests: list[str] = []
@@ -139,10 +134,9 @@ def test_another_machine_checks_a_folder_as_the_docs_say(tmp_path: Path) -> None
         if SUMS in command:
             sums_write(folder)
         else:
-            files = [ExportedFile(file, 1, file_sum(file)) for file in folder.iterdir()]
+            (folder / "README.md").write_text("a card")
+            manifest_write(folder, folder, "merged", {})
             (folder / "README.md").write_text("a card, written again since")
-            files.append(ExportedFile(folder / "README.md", 1, ABC))
-            manifest_write(folder, ExportResult("merged", files, {}))
 
         def run(command: str = command, folder: Path = folder) -> subprocess.CompletedProcess[str]:
             return subprocess.run(
@@ -160,9 +154,7 @@ def test_another_machine_checks_a_folder_as_the_docs_say(tmp_path: Path) -> None
         assert "adapter_model.safetensors: FAILED" in damaged.stdout
 
 
-def test_an_exported_folder_is_checked_by_its_manifest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_manifest_checks_an_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A merged model that is trained on, an adapter that was exported, and the command for other programs."""
     base = shutil.copytree(integrity.BUNDLED_MODEL, tmp_path / "merged")
     (base / SUMS).unlink()
@@ -183,9 +175,6 @@ def test_an_exported_folder_is_checked_by_its_manifest(
     assert "no checksums are recorded there" in said
     (base / "export.json").write_text('{"files": "of another program"}')
     assert sums_check(base, "x") == 0
-
-
-# --- Loading ------------------------------------------------------------------------------------------------
 
 
 def test_a_damaged_base_model_or_adapter_is_not_loaded(tmp_path: Path) -> None:
@@ -221,7 +210,6 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) 
     assert checkpoint_is_whole(found)
 
 
-@pytest.mark.django_db
 def test_nobody_works_with_a_damaged_adapter(ratchet_home: Path, told: list[str], settings: Any) -> None:
     row = policy(ratchet_home)
     assert start_located(row.name) == str(ratchet_home / row.adapter_path)
@@ -240,7 +228,6 @@ def test_nobody_works_with_a_damaged_adapter(ratchet_home: Path, told: list[str]
     assert told[0].startswith("artifact_damaged: policy widgets-v1: ")
 
 
-@pytest.mark.django_db
 def test_a_damaged_policy_is_not_judged(ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = policy(ratchet_home)
     flip(ratchet_home / row.adapter_path / "adapter_model.safetensors")
@@ -253,10 +240,6 @@ def test_a_damaged_policy_is_not_judged(ratchet_home: Path, monkeypatch: pytest.
     assert not row.evaluations.exists()
 
 
-# --- Serving ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.django_db
 def test_the_gateway_steps_in_for_a_damaged_file_which_is_made_again(
     ratchet_home: Path, settings: Any, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,8 +253,12 @@ def test_the_gateway_steps_in_for_a_damaged_file_which_is_made_again(
     (base / "base-f16.gguf").write_bytes(b"GGUF base")
     sums_write(base, ["base-f16.gguf"])
     Artifact.objects.create(
-        policy=row, format="gguf-lora", path="exports/widgets-v1-LoRA.gguf", bytes=12, sha256=file_sum(exported)
-    )  # fmt: skip
+        policy=row,
+        format="gguf-lora",
+        path="exports/widgets-v1-LoRA.gguf",
+        bytes=12,
+        sha256=file_sum(exported),
+    )
     made: list[tuple[str, ...]] = []
     monkeypatch.setattr(files, "_make", lambda *options: made.append(options))
     assert files.files_of(model_of(row)) == (base / "base-f16.gguf", exported)
@@ -287,13 +274,52 @@ def test_the_gateway_steps_in_for_a_damaged_file_which_is_made_again(
     assert files.base_file(Model(BASE, "bundled")) is None
 
 
-# --- Saying so ----------------------------------------------------------------------------------------------
+def test_flipped_files_are_seen(ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenizer, template and facts, of the reference too. `sha256.json` and the card at the top are rewritten."""
+    trained = adapter(tmp_path / "trained")
+    for name in ("tokenizer.json", "chat_template.jinja", "ratchet.json", "README.md"):
+        (trained / name).write_text('{"name": 1}')
+    shutil.copytree(trained, trained / "reference")
+    sums_write(trained / "reference")
+    sums_write(trained, ["adapter_config.json", "adapter_model.safetensors"])
+    run = TrainingRun.objects.create(
+        agent="widgets", method="dpo", base_model="bundled", recipe={}, status="running"
+    )
+    monkeypatch.setattr(results, "incumbent_sync", lambda agent: None)
+    row = results.policy_publish(
+        run, TrainResult("dpo", "succeeded", str(trained), "bundled", "", 1, 1, 0.0), actor="x"
+    )
+    folder = ratchet_home / row.adapter_path
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name != "README.md"]
+    files = [*(file for file in files if file != folder / SUMS), folder / "reference/README.md"]
+    assert len(files) == 12
+    unseen = []
+    for file in files:
+        whole = file.read_bytes()
+        flip(file)
+        (finding,) = integrity.verify([row])["findings"]
+        unseen += [file] if finding["path"] != str(file) else []
+        with pytest.raises(RegistryRefused, match="is damaged"):
+            policy_promote(row, actor="x", reason="now", force=True)
+        file.write_bytes(whole)
+    assert unseen == []
+    assert integrity.verify([row])["findings"] == []
+    row.refresh_from_db()
+    assert row.stage == "candidate"
 
 
-@pytest.mark.django_db
-def test_policy_verify_names_what_is_damaged_and_ends_with_1(
-    ratchet_home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rollback_never_crowns_a_damaged_predecessor(ratchet_home: Path) -> None:
+    before, present = policy(ratchet_home, stage="retired"), policy(ratchet_home, "widgets-v2", "champion")
+    before.events.create(kind="promoted", to_stage="champion", actor="x")
+    before.events.create(kind="retired", from_stage="champion", to_stage="retired", actor="x")
+    flip(ratchet_home / before.adapter_path / "adapter_config.json")
+    with pytest.raises(RegistryRefused, match="is damaged"):
+        policy_rollback("widgets", actor="x")
+    present.refresh_from_db()
+    assert present.stage == "champion"
+
+
+def test_policy_verify_ends_with_1(ratchet_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row, other = policy(ratchet_home), policy(ratchet_home, "widgets-v2", "candidate")
     call_command("policy", "verify", "--json")
     report = json.loads(capsys.readouterr().out)

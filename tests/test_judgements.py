@@ -1,6 +1,4 @@
-"""Pairs and scored responses in one dataset, from worked evidence, and a classifier that hears both."""
-
-from __future__ import annotations
+"""Pairs and scored responses in one dataset."""
 
 from typing import Any
 
@@ -13,8 +11,7 @@ from rl.datasets.feedback_types import CandidatesEvidence, ComparisonEvidence, R
 from rl.datasets.pairs import Pair, rows_sampled
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import method_chosen
-from rl.jobs.plan import train_plan
-from rl.jobs.run_dataset import dataset_prepare
+from rl.jobs.plan import dataset_prepare, train_plan
 from rl.linear.fit import fit
 from rl.linear.rows import PAIRS_AND_SCORES
 from rl.models.runs import RunRefused
@@ -75,14 +72,13 @@ def test_a_thumb_stays_evidence_beside_options_that_nobody_rated(scores: tuple[f
     assert "in_a_pair" not in made.left_out
 
 
-def test_a_thumb_stays_evidence_beside_a_comparison() -> None:
+def test_both_kinds_and_samples() -> None:
+    # a thumb stays evidence beside a comparison
     made = judgements_from_evidence(
         [ComparisonEvidence(ONE, "tea", "milk", "left"), RatingEvidence(ONE, "tea", 1.0)], split_by_hash
     )
     assert contents(made.rows) == [("tea", "milk"), {"completion": "tea", "score": 1.0}]
-
-
-def test_a_larger_sample_of_both_holds_a_smaller() -> None:
+    # a larger sample of both holds a smaller
     made = judgements_from_evidence(EVIDENCE, split_by_hash)
     small, large = rows_sampled(made, 1), rows_sampled(made, 3)
     digests = [{row.digest for row in some.rows} for some in (small, large, made)]
@@ -138,9 +134,6 @@ def test_the_share_that_is_liked_moves_no_answer_s_score() -> None:
     shown = [policy.scores(asked(text), QUEUES) for text, _ in tickets(60, seed=1)]
     right = [QUEUES[max(range(3), key=one.__getitem__)] for one in shown]
     assert sum(a == b for a, (_, b) in zip(right, tickets(60, seed=1), strict=True)) > 54
-
-
-# --- Recorded feedback --------------------------------------------------------------------------------------------
 
 
 def recorded(pairs: int, thumbs: int) -> None:

@@ -1,7 +1,5 @@
 """Judging rounds: who sees which pair, what counts, when a round ends, and how its answers come about."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +29,8 @@ from rl.registry.service import policy_reject
 from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE
 from rl.training.held_out import HeldOutPrompt
 from rl.training.policy import Generation
-from tests.support.experiments import policy_of
 from tests.support.judging import AGENT, decision_of, incumbent_of, preference, round_of
+from tests.support.registry_rows import policy_of
 
 pytestmark = pytest.mark.django_db
 
@@ -46,9 +44,6 @@ def shown_to(pair: JudgedPair, rater: str) -> ShownPair:
 def judge(judging: JudgingRound, rater: str, wanted: str) -> PairJudgement:
     pair, side = preference(judging, rater, wanted)
     return judgement_submit(pair, rater, side)
-
-
-# --- Pairs ----------------------------------------------------------------------------------------------------
 
 
 def test_a_rater_sees_each_pair_once_and_no_equal_answers() -> None:
@@ -107,9 +102,7 @@ def test_the_units_are_prompts_whose_raters_are_heard_together() -> None:
 
 def test_a_judgement_too_many_changes_nothing() -> None:
     judging = round_of(3)
-    shown = pair_next(judging, "ada")
-    assert shown is not None
-    pair = shown.pair
+    pair = pair_next(judging, "ada").pair
     for rater, wanted in (("ada", "policy"), ("bob", "opponent")):
         side = "left" if (shown_to(pair, rater).left == pair.answer) == (wanted == "policy") else "right"
         judgement_submit(pair, rater, side)
@@ -130,15 +123,10 @@ def test_withdrawn_and_forgotten_decisions_are_not_shown() -> None:
     first, second, third = judging.pairs.all()
     decisions_withdraw(WithdrawalSelection(ids=[first.decision]), actor="ada")
     decisions_forget([second.decision])
-    shown = pair_next(judging, "ada")
-    assert shown is not None
-    assert shown.pair == third
+    assert pair_next(judging, "ada").pair == third
     judgement_submit(third, "ada", "tie")
     judging.refresh_from_db()
     assert (judging.status, judging.verdict) == ("ended", OPEN)
-
-
-# --- The end --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("wanted", "verdict"), [("policy", BETTER), ("opponent", WORSE)])
@@ -182,9 +170,7 @@ def test_a_round_is_stopped_with_the_verdict_it_has() -> None:
 
 
 def test_a_forecast_counts_answers_of_people() -> None:
-    judging = round_of(60, raters=2)
-    standing = round_standing(judging)
-    assert standing.further is not None
+    standing = round_standing(round_of(60, raters=2))
     assert 60 < standing.further <= 120
     assert standing.minutes == round(standing.further / 6)
     assert round_standing(round_of(8, policy=policy_of("other", "candidate", AGENT))).further is None
@@ -216,22 +202,24 @@ def test_a_round_ends_when_one_of_its_policies_is_rejected(whose: str) -> None:
         round_create(judging.policy, against=opponent.name, actor="olga")
 
 
-# --- Rounds are made ------------------------------------------------------------------------------------------
-
-
 def linear_policy(name: str, home: Path, *, says: str, stage: str = "candidate") -> Policy:
     """A policy that gives one answer whatever it is asked."""
     folder = home / "policies" / AGENT / name
     folder.mkdir(parents=True)
     answers = (says, "I do not know.")
     LinearPolicy(
-        agent=AGENT, mode=CLOSED, families=("words",), answers=answers, quoted=False, rows=tuple(answers),
-        columns=("word parcel",), weights=np.array([[0.0], [0.0]]), bias=np.array([1.0, 0.0]),
-    ).save(folder)  # fmt: skip
-    return Policy.objects.create(
-        name=name, agent=AGENT, kind="linear", stage=stage, feedback_count=1,
-        adapter_path=str(folder.relative_to(home)), adapter_sha256=file_sum(folder / WEIGHTS),
-    )  # fmt: skip
+        agent=AGENT,
+        mode=CLOSED,
+        families=("words",),
+        answers=answers,
+        quoted=False,
+        rows=tuple(answers),
+        columns=("word parcel",),
+        weights=np.array([[0.0], [0.0]]),
+        bias=np.array([1.0, 0.0]),
+    ).save(folder)
+    place = {"adapter_path": str(folder.relative_to(home)), "adapter_sha256": file_sum(folder / WEIGHTS)}
+    return policy_of(name, stage, AGENT, kind="linear", base_model="", base_model_hash="", **place)
 
 
 @pytest.fixture
@@ -259,7 +247,6 @@ def test_the_answers_of_a_recorded_opponent_are_those_it_gave(home: Path) -> Non
 def test_the_apps_model_is_the_opponent_before_anybody_looked_at_the_agent(home: Path) -> None:
     decision_of(0)
     opponent = round_create(linear_policy("v1", home, says="B"), actor="olga").opponent
-    assert opponent is not None
     assert (opponent.kind, opponent.stage) == ("recorded", "champion")
 
 
@@ -281,9 +268,7 @@ def test_an_opponent_with_files_is_asked(home: Path) -> None:
     assert judging.pairs.count() == 3
 
 
-def test_a_hosted_opponent_is_asked_what_it_has_not_answered(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hosted_opponent_is_asked_what_is_missing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = Upstream.objects.create(name="provider", url="http://127.0.0.1:9/v1", model="m")
     Policy.objects.create(name="hosted", agent=AGENT, kind="hosted", stage="champion", upstream=upstream)
     recorded, other = decision_of(0, policy="hosted"), decision_of(1, policy="an-app")
@@ -297,9 +282,8 @@ def test_a_hosted_opponent_is_asked_what_it_has_not_answered(
     policy = linear_policy("v1", home, says="B")
     judging = round_answer(round_create(policy, actor="olga"))
     assert asked == [other.messages[-1]["content"]]
-    assert dict(judging.pairs.values_list("decision", "other_answer")) == {
-        recorded.pk: recorded.response, other.pk: "Asked again.",
-    }  # fmt: skip
+    expected = {recorded.pk: recorded.response, other.pk: "Asked again."}
+    assert dict(judging.pairs.values_list("decision", "other_answer")) == expected
 
     def refuses(side: HostedSide, prompts: Sequence[HeldOutPrompt]) -> list[Generation | None]:
         return [None for _ in prompts]
@@ -399,13 +383,9 @@ def test_each_round_against_an_opponent_may_spend_less() -> None:
     unused = round_create(policy_of("v1", "candidate", AGENT), actor="olga")
     assert (unused.attempt, unused.alpha) == (2, pytest.approx(0.05 / 6))
     round_stop(unused, actor="olga")
-    second = round_create(policy_of("v2", "candidate", AGENT), actor="olga")
-    assert second.attempt == 2
+    assert round_create(policy_of("v2", "candidate", AGENT), actor="olga").attempt == 2
     assert round_create(policy_of("v3", "candidate", AGENT), actor="olga").attempt == 3
     assert round_create(policy_of("v4", "candidate", AGENT), against="base", actor="olga").attempt == 1
-
-
-# --- The command ----------------------------------------------------------------------------------------------
 
 
 def test_the_command_makes_shows_and_stops_rounds(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """KTO and SFT: weights by the paper, runs that learn what was shown, resume, and refuse."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path
@@ -10,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from packed_forward.packing import Strategy
 from packed_forward.selection import StrategyChoice
-from packed_forward.strategies import Strategy
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
 from rl.training import sft as sft_module
 from rl.training import trl_trainer
@@ -22,31 +20,19 @@ from rl.training.result import TrainingRefused, TrainResult
 from rl.training.scoring import score_responses
 from rl.training.sft import SFTTrainer
 from tests.support.dpo_runs import HARDWARE, ListenerCallback, some_pairs
-from tests.support.tiny_models import tiny_model
 
 CHART, TABLE = '{"widget": "line_chart"}', '{"widget": "table"}'
 
-KNOBS: dict[str, Any] = {
-    "batch_size": 4, "learning_rate": 5e-3, "lora_r": 4, "lora_alpha": 8, "max_length": 96,
-    "max_completion_length": 32, "logging_steps": 1, "warmup_ratio": 0.0,
-}  # fmt: skip
+KNOBS: dict[str, Any] = {"batch_size": 4, "learning_rate": 5e-3, "lora_r": 4, "lora_alpha": 8}
+KNOBS |= {"max_length": 96, "max_completion_length": 32, "logging_steps": 1, "warmup_ratio": 0.0}
 KTO = KTORecipe(**KNOBS)
 SFT = SFTRecipe(**KNOBS)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base"), "llama"))
 
 
 def labels(count: int) -> list[dict[str, Any]]:
     """Charts are good and tables bad, each to a prompt of its own."""
     return [
-        {
-            "prompt": row["prompt"],
-            "completion": CHART if number % 2 else TABLE,
-            "label": bool(number % 2),
-        }
+        {"prompt": row["prompt"], "completion": CHART if number % 2 else TABLE, "label": bool(number % 2)}
         for number, row in enumerate(some_pairs(count))
     ]
 
@@ -61,9 +47,6 @@ def kto(base: str, folder: Path, recipe: KTORecipe = KTO, **more: Any) -> KTOTra
 
 def sft(base: str, folder: Path, recipe: SFTRecipe = SFT, **more: Any) -> SFTTrainer:
     return SFTTrainer(recipe, base, output_dir=folder, hardware=HARDWARE, **more)
-
-
-# --- Weights, arXiv 2402.01306 eq. 9 ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,9 +83,6 @@ def test_a_batch_of_one_has_no_reference_point() -> None:
         KTORecipe(batch_size=1)
 
 
-# --- Learning -----------------------------------------------------------------------------------------------
-
-
 def preference(base: str, adapter: str | None) -> float:
     """Mean log-probability of the chart over the table, in nats, on prompts not trained on."""
     policy = load_policy(base, adapter, hardware=HARDWARE)
@@ -133,9 +113,7 @@ def test_the_logistic_loss_by_hand() -> None:
 
 @pytest.mark.campaign
 @pytest.mark.training
-def test_the_logistic_loss_teaches_what_is_preferred(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_logistic_loss_teaches(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = dataclasses.replace(KTO, loss="logistic", max_steps=6)
     packed = kto(base, tmp_path / "packed", recipe).train(labels(16), labels(4))
     assert packed.history["loss"][0] == pytest.approx(math.log(2), abs=1e-5)  # the policy is its reference
@@ -152,9 +130,7 @@ def test_the_logistic_loss_teaches_what_is_preferred(
 
 
 @pytest.mark.training
-def test_a_long_row_is_computed_by_itself_and_the_gradient_is_the_same(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_row_has_the_same_loss(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = demonstrations(4)
     rows[2]["prompt"] = [{"role": "user", "content": "a b c " * 60}]
     computed: list[tuple[int, ...]] = []
@@ -218,30 +194,6 @@ def test_sft_reproduces_what_was_shown(base: str, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size > 1_000
 
 
-@pytest.mark.campaign
-@pytest.mark.training
-@pytest.mark.parametrize("method", ["kto", "sft"])
-def test_a_stopped_run_goes_on_to_the_same_end(base: str, tmp_path: Path, method: str) -> None:
-    if method == "kto":
-
-        def run(folder: str, **more: Any) -> TrainResult:
-            recipe = dataclasses.replace(KTO, max_steps=5)
-            return kto(base, tmp_path / folder, recipe, **more).train(labels(12))
-    else:
-
-        def run(folder: str, **more: Any) -> TrainResult:
-            recipe = dataclasses.replace(SFT, max_steps=5)
-            return sft(base, tmp_path / folder, recipe, **more).train(demonstrations(12))
-
-    whole = run("whole")
-    stopped = run("stopped", listener=ListenerCallback(stop_after=2))
-    assert stopped.status == "cancelled"
-    resumed = run("stopped", resume=True)
-    assert resumed.status == "succeeded"
-    assert resumed.steps == 5
-    assert resumed.history["loss"][-1] == pytest.approx(whole.history["loss"][-1], abs=1e-5)
-
-
 @pytest.mark.slow
 def test_a_result_loads_and_draws_itself(base: str, tmp_path: Path) -> None:
     result = kto(base, tmp_path / "run", dataclasses.replace(KTO, max_steps=2)).train(labels(8))
@@ -250,9 +202,6 @@ def test_a_result_loads_and_draws_itself(base: str, tmp_path: Path) -> None:
     assert again == result
     again.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1_000
-
-
-# --- Refusals -----------------------------------------------------------------------------------------------
 
 
 def test_nothing_to_show_is_refused(base: str, tmp_path: Path) -> None:
@@ -279,9 +228,7 @@ def test_the_likelihood_of_the_good_responses_is_a_mean_over_their_tokens() -> N
 
 @pytest.mark.campaign
 @pytest.mark.training
-def test_packed_rows_lose_what_trl_s_rows_lose(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_rows_lose_as_trls(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL computes each prompt twice, once for the reference point; packed, it is computed once. The same losses."""
     recipe = dataclasses.replace(KTO, max_steps=6, lora_dropout=0.0, sft_weight=0.5)
     rows = [row | {"completion": CHART, "label": True} for row in labels(16)]

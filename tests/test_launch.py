@@ -1,7 +1,5 @@
 """Two processes of one launch train what one process trains, and enter one policy."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -24,19 +22,18 @@ from tests.support.tiny_models import tiny_model
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOBS = (
-    "gradient_accumulation=1",
-    "lora_dropout=0",
-    "logging_steps=1",
-    "lora_alpha=4",
-    "sft_weight=0",
-    "warm_up_steps=0",
-)
+    "gradient_accumulation=1 lora_dropout=0 logging_steps=1 lora_alpha=4 sft_weight=0 warm_up_steps=0"
+).split()
 TRAIN = ("train_dpo", "--agent", "widgets", "--config", "cpu", "--lora-r", "2", "--max-steps", "4", "--json")
 TWO = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 SHARDED = (
-    sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "docs" / "launch" / "fsdp.yaml"),
-    "--num_processes", "2", "--main_process_port", "0",
-)  # fmt: skip
+    sys.executable,
+    "-m",
+    "accelerate.commands.launch",
+    "--config_file",
+    str(ROOT / "docs" / "launch" / "fsdp.yaml"),
+    *"--num_processes 2 --main_process_port 0".split(),
+)
 
 
 def manage(home: Path, *arguments: str, through: tuple[str, ...] = (sys.executable,)) -> Any:
@@ -44,8 +41,12 @@ def manage(home: Path, *arguments: str, through: tuple[str, ...] = (sys.executab
     environment = {**os.environ, "RATCHET_HOME": str(home), "OMP_NUM_THREADS": "1", "DATABASE_URL": ""}
     done = subprocess.run(
         [*through, str(ROOT / "tests" / "support" / "launch_command.py"), *arguments],
-        env=environment, capture_output=True, text=True, timeout=150, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -105,8 +106,7 @@ def test_two_processes_train_as_one_and_enter_one_policy(world: World, how: tupl
     assert weights.keys() == same.keys()
     for name, weight in weights.items():
         assert torch.allclose(weight, same[name], atol=1e-5), name
-    sharded = any("its weights are sharded" in line for line in two["details"])
-    assert sharded == (how is SHARDED)
+    assert any("its weights are sharded" in line for line in two["details"]) == (how is SHARDED)
     with sqlite3.connect(world.home / "ratchet.sqlite3") as database:
         policies = [name for (name,) in database.execute("SELECT name FROM rl_policy")]
     assert len(policies) == len(set(policies))
@@ -147,16 +147,8 @@ def test_the_workers_start_trainings_through_the_launcher_that_is_set(settings: 
     assert command_line(["train_dpo", "--queued", "7"])[:2] == [sys.executable, manage_py]
     settings.TRAIN_LAUNCHER = ["accelerate", "launch", "--num_processes", "2"]
     started = command_line(["train_dpo", "--queued", "7"])
-    assert started == [
-        "accelerate",
-        "launch",
-        "--num_processes",
-        "2",
-        manage_py,
-        "train_dpo",
-        "--queued",
-        "7",
-    ]
+    expected = ["accelerate", "launch", "--num_processes", "2", manage_py, "train_dpo", "--queued", "7"]
+    assert started == expected
     assert command_line(["run_pipeline", "--run", "7"])[:2] == [sys.executable, manage_py]
 
 
@@ -164,5 +156,4 @@ def test_every_configuration_shipped_is_one_accelerate_reads() -> None:
     files = sorted((ROOT / "docs" / "launch").glob("*.yaml"))
     assert {file.stem for file in files} >= {"ddp", "fsdp", "deepspeed"}
     for file in files:
-        read = load_config_from_file(str(file))
-        assert read.num_processes >= 2, file
+        assert load_config_from_file(str(file)).num_processes >= 2, file

@@ -1,27 +1,27 @@
 """Work per request is bounded: each limit is tried at its number and one above it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from django.conf import settings as django_settings
 from jsonschema import Draft202012Validator
+from pyarrow import parquet
 
 from backend import limits
 from backend.bodies import Sent
 from backend.limits import LIMITS
 from backend.rest import reading
 from backend.rest.errors import BodyTooLarge, RequestRefused
-from backend.rest.reading import StrictJSONParser, fields_in, values_in
+from backend.rest.reading import StrictJSONParser, fields_in
 from feedback.transfer import formats
 from feedback.transfer.formats import files
 from feedback.transfer.formats.columns import ColumnMap
 from feedback.transfer.formats.layouts import _survey
-from feedback.transfer.formats.records import FormatRefused
+from feedback.transfer.formats.records import FormatRefused, Row, RowRefused
 from rl.agents import template
 from rl.serving import chat_request
 from rl.serving.base import ServingRefused
@@ -35,14 +35,11 @@ GOOD = b'{"prompt": "q", "response": "r", "rating": "up"}\n'
 
 
 def test_the_table_in_the_docs_has_every_limit_with_its_number() -> None:
-    page = (ROOT / "docs" / "limits.md").read_text("utf-8")
+    page = (ROOT / "docs" / "settings.md").read_text("utf-8")
     rows = [f"| {limit.subject} | {limit.text} | {limit.consequence} |" for limit in LIMITS]
     assert [row for row in rows if row not in page] == []
     assert template.MAX_SCHEMA == limits.SCHEMA_CHARACTERS
     assert django_settings.DATA_UPLOAD_MAX_MEMORY_SIZE == limits.BODY_BYTES
-
-
-# --- Bodies -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,14 +52,14 @@ def test_the_table_in_the_docs_has_every_limit_with_its_number() -> None:
         (b'[1, "no end, , \\', 2),
     ],
 )
-def test_values_are_counted_without_parsing(text: bytes, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BODY_VALUES", 0)  # every text is looked at closely
-    assert values_in(text) == count
+def test_values_are_counted_without_parsing(text: bytes, count: int) -> None:
+    assert limits.values_in(text, 0) == count
 
 
 def test_escaped_quotes_without_an_end_are_counted_in_one_pass() -> None:
     # a pattern that backtracks would look at each of the quotes from there to the end: 10^12 steps
-    assert values_in(b"[" * (limits.BODY_VALUES + 1) + b'"' + b'\\"' * 1_000_000) == limits.BODY_VALUES + 1
+    most = limits.BODY_VALUES
+    assert limits.values_in(b"[" * (most + 1) + b'"' + b'\\"' * 1_000_000, most) == most + 1
 
 
 class Body:
@@ -79,8 +76,7 @@ def parsed(data: bytes) -> Any:
 
 def test_a_body_of_too_many_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BODY_VALUES", 1000)
-    whole = b"[" + b"0," * 999 + b"0]"
-    assert len(parsed(whole)) == 1000
+    assert len(parsed(b"[" + b"0," * 999 + b"0]")) == 1000
     parses: list[str] = []
     monkeypatch.setattr(reading.json, "loads", lambda text, **_: parses.append(text))
     with pytest.raises(BodyTooLarge, match="at most 1,000 values in a body, found 1,001"):
@@ -111,11 +107,11 @@ def test_of_many_unknown_fields_twenty_are_named() -> None:
 
 
 POSTS = (
-    "/v1/chat/completions", "/api/decide/", "/api/decisions/", "/api/comparisons/", "/api/traces/", "/api/imports/",
-    "/api/policies/train_policy/support-bot", "/api/policies/feedback/support-bot",
-    "/api/decisions/7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a002/ratings/",
-    "/api/decisions/7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a002/outcomes/",
-)  # fmt: skip
+    "/v1/chat/completions /api/decide/ /api/decisions/ /api/comparisons/ /api/traces/ /api/imports/ "
+    "/api/policies/train_policy/support-bot /api/policies/feedback/support-bot "
+    "/api/decisions/7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a002/ratings/ "
+    "/api/decisions/7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a002/outcomes/"
+).split()
 
 
 @pytest.mark.django_db
@@ -123,11 +119,7 @@ def test_every_endpoint_that_takes_a_body_bounds_it(monkeypatch: pytest.MonkeyPa
     api = ApiClient("ingest", "rate", "read", "operate")
     monkeypatch.setattr(limits, "BODY_VALUES", 50)
     body = json.dumps({f"field{n}": 0 for n in range(60)})
-    statuses = {path: api.post(path, body).status_code for path in POSTS}
-    assert statuses == dict.fromkeys(POSTS, 413)
-
-
-# --- Decisions and the gateway --------------------------------------------------------------------------------
+    assert {path: api.post(path, body).status_code for path in POSTS} == dict.fromkeys(POSTS, 413)
 
 
 @pytest.mark.django_db
@@ -153,13 +145,13 @@ def schema_of(length: int) -> dict[str, Any]:
 def test_a_schema_is_measured_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     checks: list[Any] = []
 
-    class Validator:
-        @staticmethod
-        def check_schema(schema: Any) -> None:
-            checks.append(schema)
-            Draft202012Validator.check_schema(schema)
+    check = Draft202012Validator.check_schema
 
-    monkeypatch.setattr(chat_request, "Draft202012Validator", Validator)
+    def counted(schema: Any) -> None:
+        checks.append(schema)
+        check(schema)
+
+    monkeypatch.setattr(Draft202012Validator, "check_schema", counted)
     assert read_format(schema_of(limits.SCHEMA_CHARACTERS)) is not None
     assert len(checks) == 1
     with pytest.raises(ServingRefused, match="at most 32,768 characters, found 32,769"):
@@ -167,6 +159,44 @@ def test_a_schema_is_measured_before_it_is_checked(monkeypatch: pytest.MonkeyPat
     assert len(checks) == 1
     with pytest.raises(ValueError, match="at most 32,768 characters"):
         template.schema_check(schema_of(limits.SCHEMA_CHARACTERS + 1)["json_schema"]["schema"])
+
+
+CHAIN = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(30)} | {
+    "d30": {"type": "string"}
+}
+LONG = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(500)} | {"d500": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}},
+        {"properties": {"x": {"anyOf": [{"type": "null"}, {"$ref": "#/properties/x"}]}}},
+        {"items": {"not": {"if": True, "else": {"$ref": "#/items"}}}},
+        {"$ref": "#/$defs/d0", "$defs": CHAIN},
+        {"$ref": "#/$defs/d0", "$defs": LONG},
+        {"$ref": "#/$defs/missing"},
+        {"$ref": "other.json"},
+    ],
+)
+def test_a_schema_whose_references_never_end_or_lead_nowhere_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        template.schema_check(schema)
+    with pytest.raises(ServingRefused):
+        read_format({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}})
+
+
+def test_a_schema_may_refer_to_itself_for_a_smaller_value() -> None:
+    leaf, again = {"$ref": "#/$defs/leaf~1"}, {"$ref": "#/items/anyOf/1"}
+    tree = {
+        "type": "array",
+        "items": {"anyOf": [{"$ref": "#"}, leaf, again]},
+        "$defs": {"leaf/": {"type": "integer"}},
+    }
+    template.schema_check(tree)
+    assert template.schema_fault([[1], 2], tree) == ""
+    assert template.schema_fault([["x"]], tree)
 
 
 def test_tools_and_stop_texts_are_bounded() -> None:
@@ -185,12 +215,7 @@ def test_tools_and_stop_texts_are_bounded() -> None:
         request(tools=[{**tool, "more": "x" * limits.TEXT_CHARACTERS}])
 
 
-# --- Files ----------------------------------------------------------------------------------------------------
-
-
-def test_a_file_of_bad_lines_is_given_up_while_its_columns_are_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_lines_are_given_up_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_REFUSED", 100)
     path = tmp_path / "bad.jsonl.gz"
     path.write_bytes(gzip.compress(GOOD * 101 + b"oops\n" * 100 + GOOD))
@@ -240,3 +265,60 @@ def test_eight_kilobytes_do_not_become_eight_megabytes(tmp_path: Path) -> None:
     assert path.stat().st_size < 10_000
     with pytest.raises(FormatRefused, match="unpacks to more than"):
         list(files.rows(path))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json"])
+def test_a_row_of_too_many_values(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of 20 million empty lists took 3 GB."""
+    monkeypatch.setattr(limits, "ROW_VALUES", 1_000)
+    monkeypatch.setattr(files, "CHUNK", 200)
+    bomb = b'{"prompt": "q", "response": [' + b"[]," * 1_000 + b"0]}"
+    many_commas = b'{"prompt": "' + b"," * 2_000 + b'", "response": "a"}'
+    path = tmp_path / f"x.{ending}"
+    if ending == "jsonl":
+        path.write_bytes(b"\n".join([GOOD, bomb, many_commas]))
+        assert [type(row) for row in list(files.rows(path))] == [Row, RowRefused, Row]
+    else:
+        path.write_bytes(b"[" + many_commas + b"," + bomb + b"]")
+        with pytest.raises(FormatRefused, match="more than 1,000 values in one row"):
+            list(files.rows(path))
+        path.write_bytes(bomb.replace(b", ", b",\n"))
+        with pytest.raises(FormatRefused, match="more than 1,000 values in one row"):
+            list(files.rows(path))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_repeated_parquet_text_is_refused_undecoded(nested: bool, tmp_path: Path) -> None:
+    """2 kB became 2.4 GB."""
+    text = "x" * (8 << 20)
+    values = [[{"role": "user", "content": text}]] * 64 if nested else [text] * 64
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table({"prompt": pa.array(values)}), path, compression="zstd")
+    assert path.stat().st_size < 10_000
+    own, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(FormatRefused, match="no feedback"):
+            list(files.rows(path))
+    finally:
+        pa.set_memory_pool(own)
+    assert 0 < pool.max_memory() < 64 << 20
+
+
+def test_a_parquet_list_of_millions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table({"prompt": ["q"], "scores": [[1] * 5_000]}), path)
+    assert len(list(files.rows(path))) == 1
+    monkeypatch.setattr(limits, "ROW_VALUES", 4_000)
+    with pytest.raises(FormatRefused, match="more than 4,000 values"):
+        list(files.rows(path))
+    monkeypatch.setattr(limits, "PARQUET_VALUES", 4_000)
+    with pytest.raises(FormatRefused, match="has 5,000 values in one row group"):
+        list(files.rows(path))
+
+
+def test_repeated_texts_of_a_parquet_file_are_read_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    rows = [{"prompt": "q", "turns": [{"role": "user", "content": f"c{n % 2}"}]} for n in range(200)]
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    assert [row.value for row in files.rows(path) if isinstance(row, Row)] == rows

@@ -1,10 +1,9 @@
 """Linear policies on their way: the run, evaluation and gate, registry, gateway, experiments, export and pages."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,13 +40,12 @@ from rl.training import sides
 from rl.training.scoring import ResponseScore
 from tests.support.api_client import ApiClient
 from tests.support.linear import BOT, QUEUES, asked, tickets, weighted
+from tests.support.registry_rows import policy_of
 from tests.support.serving import (  # noqa: F401
     Parrot,
     parrot_only,
     written_by_the_asking_thread,
 )
-
-# --- From thumbs to a champion that answers -----------------------------------------------------------------------
 
 
 def thumbs(count: int) -> None:
@@ -71,31 +69,25 @@ def test_a_run_leaves_a_policy_that_is_judged_gated_and_promoted(trained: dict[s
     policy, run = Policy.objects.get(), TrainingRun.objects.get()
     assert (policy.kind, policy.base_model, policy.name) == ("linear", "", trained["policy"])
     assert (run.method, run.recipe["feedback"], run.base_model) == ("linear", "scores", "")
-    assert run.snapshot is not None
     assert run.feedback_count == run.learnt.filter(use="trained").count() == run.snapshot.counts["train"]
     folder = registry.home_path(policy.adapter_path)
     assert {file.name for file in folder.iterdir()} == {WEIGHTS, "sha256.json", "README.md"}
     # one that learnt the contrary is the rival: both are linear, so that no model is loaded
     worse = LinearPolicy.load(folder)
     worse = dataclasses.replace(worse, weights=-worse.weights, _row={}, _column={})
-    rival = Policy.objects.create(
-        name="tickets-v0", kind="linear", agent="tickets", stage="champion", feedback_count=0,
-        adapter_path=registry.home_relative(worse.save(folder.parent / "v0").parent), adapter_sha256="",
-    )  # fmt: skip
+    place = {"adapter_path": registry.home_relative(worse.save(folder.parent / "v0").parent)}
+    rival = policy_of("tickets-v0", "champion", "tickets", kind="linear", adapter_sha256="", **place)
     found = evaluate(EvaluationOrder(policy=policy.name, compare=rival.name))
     assert (found["carried_by"], found["valid_rate"]["value"]) == ("known", 1.0)
     assert found["evidence"]["labels"]["concordance"]["value"] > 0.8
     report = gate_evidence.policy_judge(policy)
-    assert report is not None
     outcomes = {verdict.rule: verdict.outcome for verdict in report.verdicts}
     assert (outcomes["accuracy"], outcomes["kl"]) == ("passed", "not_applicable")
     assert registry.policy_promote(policy, actor="test").stage == "champion"
 
 
 @pytest.mark.slow
-def test_it_chooses_with_exact_propensities_and_answers_chats(
-    trained: dict[str, Any], parrot: Parrot, written_at_once: None
-) -> None:
+def test_it_chooses_with_propensities(trained: dict[str, Any], parrot: Parrot, written_at_once: None) -> None:
     Policy.objects.update(stage="champion")
     ServingSettings.objects.create(agent="tickets", choose_temperature=1.0, epsilon=0.3)
     api = ApiClient("ingest")
@@ -110,9 +102,8 @@ def test_it_chooses_with_exact_propensities_and_answers_chats(
     ).json()
     assert chat["choices"][0]["message"]["content"] == "network"
     row = Decision.objects.get(source="gateway")
-    assert (row.policy, row.propensity, row.metadata["serving"]["backend"]) == (
-        trained["policy"], 1.0, "linear",
-    )  # fmt: skip
+    expected = (trained["policy"], 1.0, "linear")
+    assert (row.policy, row.propensity, row.metadata["serving"]["backend"]) == expected
     # tools are nothing it can call: the base, which stands behind it, is asked
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     api.post("/v1/chat/completions", {"model": "tickets", "messages": asked("hello"), "tools": tools})
@@ -120,9 +111,7 @@ def test_it_chooses_with_exact_propensities_and_answers_chats(
 
 
 @pytest.mark.slow
-def test_it_is_an_arm_of_an_experiment(
-    trained: dict[str, Any], parrot: Parrot, written_at_once: None
-) -> None:
+def test_it_is_an_arm(trained: dict[str, Any], parrot: Parrot, written_at_once: None) -> None:
     arms = (ArmOrder(BASE, "control"), ArmOrder(trained["policy"], "linear"))
     Policy.objects.update(stage="challenger")
     draft = experiment_create("tickets", "without-a-model", arms, actor="ann", ramp=100)
@@ -135,17 +124,14 @@ def test_it_is_an_arm_of_an_experiment(
         assert api.post("/v1/chat/completions", body).status_code == 200
     served = {row.unit: row for row in Decision.objects.filter(source="gateway")}
     linear, base = served[units[trained["policy"]]], served[units[BASE]]
-    assert (linear.policy, linear.arm, linear.response) == (
-        trained["policy"], "without-a-model/linear", "network",
-    )  # fmt: skip
+    expected = (trained["policy"], "without-a-model/linear", "network")
+    assert (linear.policy, linear.arm, linear.response) == expected
     assert (linear.metadata["arm_propensity"], linear.metadata["serving"]["backend"]) == (0.5, "linear")
     assert (base.arm, parrot.asked[-1][1].name) == ("without-a-model/control", BASE)
 
 
 @pytest.mark.slow
-def test_a_damaged_file_is_not_answered_from(
-    trained: dict[str, Any], parrot: Parrot, written_at_once: None
-) -> None:
+def test_a_damaged_file_is_refused(trained: dict[str, Any], parrot: Parrot, written_at_once: None) -> None:
     policy = Policy.objects.get()
     Policy.objects.update(stage="champion")
     file = registry.home_path(policy.adapter_path) / WEIGHTS
@@ -177,14 +163,19 @@ def test_forgetting_a_unit_takes_its_words_out_of_the_policy(ratchet_home: Path)
     before = LinearPolicy.load(file.parent)
     sums_write(file.parent, [WEIGHTS])
     run = TrainingRun.objects.create(agent="tickets", method="linear", base_model="", snapshot=snapshot)
-    policy = Policy.objects.create(
-        name="tickets-v1", agent="tickets", kind="linear", run=run, base_model="", feedback_count=1,
-        adapter_path="policies/tickets", adapter_sha256=file_sum(file),
-    )  # fmt: skip
+    place = {"adapter_path": "policies/tickets", "adapter_sha256": file_sum(file)}
+    policy = policy_of("tickets-v1", "candidate", "tickets", kind="linear", run=run, base_model="", **place)
     judge = RewardModelVersion.objects.create(
-        name="tickets-rm-v1", agent="tickets", run=run, base_model="", path="reward_models/tickets",
-        sha256=file_sum(file), objective="binary", architecture="linear", feedback_count=1,
-    )  # fmt: skip
+        name="tickets-rm-v1",
+        agent="tickets",
+        run=run,
+        base_model="",
+        path="reward_models/tickets",
+        sha256=file_sum(file),
+        objective="binary",
+        architecture="linear",
+        feedback_count=1,
+    )
     left = run_folder(run) / "linear" / "reward_model"  # of a run of `auto` that was killed
     half = ratchet_home / "reward_models" / "tickets" / f".tickets-rm-v1.{run.pk}"
     copies = [
@@ -199,8 +190,10 @@ def test_forgetting_a_unit_takes_its_words_out_of_the_policy(ratchet_home: Path)
     judge.refresh_from_db()
     assert fault_of(judge) == ""
     # what others say too goes where it names the unit, and the file is the registered one all the same
-    named = dataclasses.replace(after_erasure := LinearPolicy.load(file.parent), columns=(
-        "word user-4711", *after_erasure.columns[1:])).save(file.parent)  # fmt: skip
+    named = dataclasses.replace(
+        after_erasure := LinearPolicy.load(file.parent),
+        columns=("word user-4711", *after_erasure.columns[1:]),
+    ).save(file.parent)
     sums_write(file.parent, [WEIGHTS])
     Policy.objects.filter(pk=policy.pk).update(adapter_sha256=file_sum(named))
     again = decision_record(
@@ -223,14 +216,11 @@ def test_its_one_format_is_its_file(trained: dict[str, Any], tmp_path: Path) -> 
         export(ExportOrder(policy=trained["policy"], format="gguf"))
     found = export(ExportOrder(policy=trained["policy"], output=tmp_path))
     assert found["format"] == "linear"
-    content = json.loads((tmp_path / WEIGHTS).read_text("utf-8"))
-    assert set(content["answers"]) == set(QUEUES)
+    assert set(json.loads((tmp_path / WEIGHTS).read_text("utf-8"))["answers"]) == set(QUEUES)
     assert Policy.objects.get().artifacts.get().sha256 == found["files"][0]["sha256"]
 
 
-def test_the_command_refuses_what_it_cannot_learn_and_plans_without_training(
-    db: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_and_plans(db: None, capsys: pytest.CaptureFixture[str]) -> None:
     thumbs(60)
     call_command("train_linear", "--agent", "tickets", "--dry-run", "--json")
     plan = json.loads(capsys.readouterr().out)
@@ -238,9 +228,6 @@ def test_the_command_refuses_what_it_cannot_learn_and_plans_without_training(
     assert not Policy.objects.exists()
     with pytest.raises(Exception, match="penalty must be above 0, or auto; found '-1'"):
         call_command("train_linear", "--agent", "tickets", "--penalty", "-1")
-
-
-# --- Beside others, over REST and on pages ------------------------------------------------------------------------
 
 
 def test_a_model_is_measured_among_the_options_as_a_linear_policy_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,11 +258,14 @@ def test_a_model_is_measured_among_the_options_as_a_linear_policy_is(monkeypatch
 def test_the_words_of_a_classifier_name_its_figure_and_how_far_the_policy_is_from_it() -> None:
     share = {"value": 0.97, "low": 0.93, "high": 0.99, "n": 150}
     baseline = {
-        "carried_by": "pairs", "evidence": {}, "preference_accuracy": share, "trained_on": {"rows": 1000},
+        "carried_by": "pairs",
+        "evidence": {},
+        "preference_accuracy": share,
+        "trained_on": {"rows": 1000},
         "policy": {"carried_by": "pairs", "preference_accuracy": {"value": 0.5}},
         "average_reward": {"value": 0.9, "low": 0.8, "high": 1.0},
         "average_reward_difference": {"value": -0.25, "low": -0.3, "high": -0.2},
-    }  # fmt: skip
+    }
     assert baseline_text({"baseline": baseline}) == (
         "A simple classifier of the same 1,000 training rows gets 97.0 % [93.0, 99.0] preference accuracy, "
         "the policy by the same measure 50.0 %. Average reward of the classifier's answers: 0.900 [0.800, "
@@ -290,25 +280,24 @@ def test_the_words_of_a_classifier_name_its_figure_and_how_far_the_policy_is_fro
 def test_the_classifier_beside_a_policy_learns_from_its_own_training_rows(trained: dict[str, Any]) -> None:
     policy = Policy.objects.get()
     found, facts = baseline_of(policy, BOT)
-    assert policy.run is not None
-    assert policy.run.snapshot is not None
     assert facts["trained_on"] == {
-        "rows": policy.run.snapshot.counts["train"], "of": f"snapshot {policy.run.snapshot.pk}", "feedback": "scores",
-    }  # fmt: skip
-    assert found is not None
+        "rows": policy.run.snapshot.counts["train"],
+        "of": f"snapshot {policy.run.snapshot.pk}",
+        "feedback": "scores",
+    }
     assert np.argmax(found.scores(asked("no signal here"), QUEUES)) == QUEUES.index("network")
     assert baseline_of(None, BOT) == (None, {})
 
 
 @pytest.mark.slow
-def test_rest_plans_a_linear_training_and_the_learner_retrains_by_it(
-    db: None, monkeypatch: pytest.MonkeyPatch, settings: Any
-) -> None:
+def test_rest_plans_a_linear_training(db: None, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     thumbs(90)
     monkeypatch.setattr("rl.jobs.lifecycle.async_task", lambda *_, **__: None)
-    plan = ApiClient("operate").post(
-        "/api/policies/train_policy/tickets", {"method": "linear", "dryRun": True}
-    ).json()  # fmt: skip
+    plan = (
+        ApiClient("operate")
+        .post("/api/policies/train_policy/tickets", {"method": "linear", "dryRun": True})
+        .json()
+    )
     assert (plan["method"], plan["refused"], plan["modelConfig"]["feedback"]) == ("linear", "", "scores")
     assert plan["modelConfig"]["baseModel"] == ""
     settings.ENABLE_ONLINE_LEARNING = True
@@ -320,16 +309,13 @@ def test_rest_plans_a_linear_training_and_the_learner_retrains_by_it(
     report = train.train_queued(queued.pk, actor="test")
     policy = Policy.objects.get()
     shown = policy_represent(policy)
-    assert (report["policy"], shown["kind"], shown["base_model"], shown["baseline"]) == (
-        policy.name, "linear", "", None,
-    )  # fmt: skip
+    expected = (policy.name, "linear", "", None)
+    assert (report["policy"], shown["kind"], shown["base_model"], shown["baseline"]) == expected
     assert not OnlineLearner("tickets").should_retrain()
 
 
 @pytest.mark.slow
-def test_its_page_says_what_it_is_and_what_a_classifier_gets(
-    trained: dict[str, Any], admin_client: Client
-) -> None:
+def test_its_page_says_what_it_is(trained: dict[str, Any], admin_client: Client) -> None:
     Policy.objects.update(
         metrics={
             "headline": {"kind": "labels", "title": "T", "unit": "points", "value": 0.8},
@@ -339,7 +325,9 @@ def test_its_page_says_what_it_is_and_what_a_classifier_gets(
     page = admin_client.get(f"/policies/{trained['policy']}/").content.decode()
     assert "A linear policy, without a base model" in page
     assert "A simple classifier gets 97 %." in page
-    assert '<span class="chip">linear</span>' in admin_client.get("/policies/").content.decode()
+    assert '<span class="dim">linear</span>' in admin_client.get("/policies/").content.decode()
     run = TrainingRun.objects.get()
-    assert "Linear for" in admin_client.get(f"/runs/{run.pk}/").content.decode()
+    assert re.search(
+        r"<p class=\"dim\">Linear\b.* for <a", admin_client.get(f"/runs/{run.pk}/").content.decode()
+    )
     assert admin_client.get(f"/admin/rl/policy/{Policy.objects.get().pk}/change/").status_code == 200

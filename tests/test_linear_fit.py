@@ -1,7 +1,5 @@
 """Linear policies by themselves: features, weights, their file, and the fit of each kind of feedback."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -17,20 +15,33 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from rl.agents import get_agent
 from rl.linear import fit as fit_module
-from rl.linear.design import rows_crossed
 from rl.linear.features import fields_of, prompt_features
 from rl.linear.fit import fit
 from rl.linear.model import CLOSED, LISTED, LinearPolicy, LinearPolicyError
-from rl.linear.rows import LinearRefused
+from rl.linear.rows import LinearRefused, rows_crossed
 from tests.support.linear import BOT, QUEUES, asked, rows_of, weighted
 
 
 def test_words_fields_and_sizes_of_a_prompt_are_its_features() -> None:
     found = prompt_features([{"role": "system", "content": "Pick."}, *asked("soil: dry\nreadings: 5")])
     assert found == dict.fromkeys(
-        ("word soil", "word dry", "word readings", "soil=dry", "readings=5", "readings>=0", "readings>=0.0625",
-         "readings>=0.125", "readings>=0.25", "readings>=0.5", "readings>=1", "readings>=2", "readings>=4"), 1.0
-    )  # fmt: skip
+        (
+            "word soil",
+            "word dry",
+            "word readings",
+            "soil=dry",
+            "readings=5",
+            "readings>=0",
+            "readings>=0.0625",
+            "readings>=0.125",
+            "readings>=0.25",
+            "readings>=0.5",
+            "readings>=1",
+            "readings>=2",
+            "readings>=4",
+        ),
+        1.0,
+    )
     assert fields_of('Ticket: {"tier": "gold", "age": 3}') == [("tier", "gold"), ("age", "3")]
     assert fields_of('{"a": {"b": [1, "x"]}}') == [("a.b", 1), ("a.b", "x")]
     # what somebody sends to break it costs no time and no error
@@ -119,9 +130,6 @@ def test_a_policy_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         LinearPolicy.load(tmp_path)
 
 
-# --- The fit ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["pairs", "scores", "corrections"])
 def test_each_kind_of_feedback_teaches_which_answer_to_choose(kind: str) -> None:
     found = fit(rows_of(kind), BOT, families=(("words",),))
@@ -146,11 +154,12 @@ def test_listed_answers_are_told_apart_by_their_words() -> None:
         folders = [f"{name}s/{random.randrange(1000)}" for name in ("invoice", "photo")]
         rows.append(
             {
-                "prompt": asked(f"a scanned {kind}"), "prompt_hash": str(number),
+                "prompt": asked(f"a scanned {kind}"),
+                "prompt_hash": str(number),
                 "state": {"document": "x", "folders": folders},
                 "completion": json.dumps({"folder": folders[number % 2]}),
             }
-        )  # fmt: skip
+        )
     policy = fit(rows, agent, families=(("words",),)).policy
     assert policy.mode == LISTED
     new = [json.dumps({"folder": name}) for name in ("photos/new", "invoices/new")]
@@ -252,3 +261,29 @@ def test_features_beyond_memory_are_left_out_and_texts_refused(monkeypatch: pyte
     monkeypatch.setattr(fit_module, "MOST_ENTRIES", 600)
     with pytest.raises(LinearRefused, match="expected answers and prompts of fewer words: 60 rows make"):
         fit(rows, BOT, judge=True)
+
+
+def test_a_preferred_answer_is_learnt_to_be_better_than_those_nobody_judged() -> None:
+    """Each pair has the right topic and one of seven wrong ones; half of the words of a text say nothing."""
+    random = Random(1)
+    topics = {
+        name: [f"{name}{chr(97 + n)}" for n in range(12)]
+        for name in "oat elm fig yew ash bay box fir".split()
+    }
+    filler = [f"w{chr(97 + n)}" for n in range(20)]
+
+    def text(topic: str) -> str:
+        return " ".join([*random.sample(filler, 4), *random.sample(topics[topic], 2)])
+
+    def pair(number: int) -> dict[str, Any]:
+        topic = random.choice([*topics])
+        wrong = random.choice([name for name in topics if name != topic])
+        return {"prompt": asked(text(topic)), "prompt_hash": str(number), "chosen": topic, "rejected": wrong}
+
+    policy = fit([pair(number) for number in range(120)], BOT, families=(("words",),)).policy
+    asked_for = [random.choice([*topics]) for _ in range(100)]
+    given = [
+        policy.answers[int(np.argmax(policy.scores(asked(text(one)), policy.answers)))] for one in asked_for
+    ]
+    right = sum(one == other for one, other in zip(asked_for, given, strict=True))
+    assert right >= 85, right

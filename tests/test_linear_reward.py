@@ -1,7 +1,5 @@
 """Linear reward models: what they rank that a small base cannot, their file, registry and round through RLHF."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -28,6 +26,8 @@ from rl.training.reward_model import RewardModelTrainer, train_reward_model
 from rl.training.reward_scores import LinearRewardModel, RewardModel
 from tests.support.dpo_runs import HARDWARE
 
+pytestmark = pytest.mark.django_db
+
 # A doorman of a block of flats: where it is, how urgent, whether somebody is to be told.
 ROOMS = ("cocina", "salón", "baño")
 SIGNS = {
@@ -37,10 +37,14 @@ SIGNS = {
 }
 SCHEMA = {
     "type": "object",
-    "properties": {"zona": {"enum": list(ROOMS)}, "prioridad": {"type": "integer", "minimum": 1, "maximum": 5},
-                   "avisar": {"type": "boolean"}},
-    "required": ["zona", "prioridad", "avisar"], "additionalProperties": False,
-}  # fmt: skip
+    "properties": {
+        "zona": {"enum": list(ROOMS)},
+        "prioridad": {"type": "integer", "minimum": 1, "maximum": 5},
+        "avisar": {"type": "boolean"},
+    },
+    "required": ["zona", "prioridad", "avisar"],
+    "additionalProperties": False,
+}
 LINEAR = RewardModelRecipe(architecture="linear", objective="binary")
 
 
@@ -160,9 +164,7 @@ def test_thumbs_of_one_kind_and_rows_of_another_are_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.campaign
-def test_of_two_judges_the_one_that_ranks_more_of_the_eval_split_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_better_of_two_judges_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = RewardModelRecipe(architecture="auto", objective="binary", max_steps=1, max_length=96)
     train_rows, watched = rows(60), rows(30, seed=1)
     for place, worse in enumerate((LinearRewardModel, RewardModel)):
@@ -170,8 +172,11 @@ def test_of_two_judges_the_one_that_ranks_more_of_the_eval_split_is_kept(
             flat = lambda self, items, batch_size=16: [0.0] * len(items)  # noqa: E731
             if worse is LinearRewardModel:
                 patched.setattr(LinearRewardModel, "scores", flat)
-                patched.setattr(RewardModel, "scores_encoded", lambda self, items, batch_size=16: [
-                    float(row["label"]) for row in watched])  # fmt: skip
+                patched.setattr(
+                    RewardModel,
+                    "scores_encoded",
+                    lambda self, items, batch_size=16: [float(row["label"]) for row in watched],
+                )
             folder = tmp_path / str(place)
             trainer = RewardModelTrainer(recipe, output_dir=folder, hardware=HARDWARE)
             result = trainer.train(train_rows, watched)
@@ -192,7 +197,6 @@ def test_a_broken_file_is_no_reward_model(tmp_path: Path) -> None:
         RewardModel.load(tmp_path / "reward_model", HARDWARE)
 
 
-@pytest.mark.django_db
 def test_the_bundled_base_gets_a_linear_judge_beside_its_head_and_others_a_head(settings: Any) -> None:
     thumbs(60)
     chosen = method_chosen("portero", "reward_model", base_model="bundled")
@@ -205,13 +209,11 @@ def test_the_bundled_base_gets_a_linear_judge_beside_its_head_and_others_a_head(
     settings.RATCHET_CONFIG = {"reward_model": {"architecture": "linear"}}
     stage = order_estimate(order_automatic("portero", "rlhf")).stages[0]
     assert (stage.steps, stage.recipe["architecture"]) == (1, "linear")
-    assert stage.memory.gb is not None
     assert (stage.memory.gb < 1, stage.warning, stage.refusal) == (True, "", "")
     settings.RATCHET_CONFIG = {"reward_model": {"architecture": "causal"}}
     assert method_chosen("portero", "reward_model", base_model="bundled").knobs == {"objective": "binary"}
 
 
-@pytest.mark.django_db
 def test_json_with_texts_keeps_the_score_head_of_the_base() -> None:
     schema = {"type": "object", "properties": {"reply": {"type": "string"}, "urgent": {"type": "boolean"}}}
     AgentDefinition.objects.create(slug="writer", system_prompt="", template="{message}", schema=schema)
@@ -222,7 +224,6 @@ def test_json_with_texts_keeps_the_score_head_of_the_base() -> None:
     assert method_chosen("writer", "reward_model", base_model="bundled").knobs == {"objective": "binary"}
 
 
-@pytest.mark.django_db
 def test_free_text_keeps_the_score_head_of_the_base() -> None:
     for number in range(30):
         row = decision_record(
@@ -233,10 +234,7 @@ def test_free_text_keeps_the_score_head_of_the_base() -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.django_db
-def test_the_command_without_an_objective_takes_what_the_feedback_asks_for(
-    ratchet_home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_feedback_sets_the_objective(ratchet_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     thumbs(200)
     call_command("train_reward_model", "--agent", "portero", "--dry-run", "--json")
     recipe = json.loads(capsys.readouterr().out)["recipe"]
@@ -250,20 +248,28 @@ def test_the_command_without_an_objective_takes_what_the_feedback_asks_for(
     report = json.loads(capsys.readouterr().out)
     judge = RewardModelVersion.objects.get()
     # a head of two steps ranks by lot: the linear one beside it is kept, and registered as what it is
-    assert (judge.name, judge.stage, judge.architecture) == (report["reward_model"], "champion", "linear")
+    assert (judge.name, judge.architecture) == (report["reward_model"], "linear")
     assert "the linear one is kept;" in report["notes"][-1]
     assert judge.ranking["low"] > 0.5
     assert (ratchet_home / judge.path / WEIGHTS).is_file()
     assert fault_of(judge) == ""
-    call_command("train_reward_model", "--agent", "portero", "--objective", "regression", "--architecture", "causal",
-                 "--dry-run", "--json")  # fmt: skip
+    call_command(
+        "train_reward_model",
+        "--agent",
+        "portero",
+        "--objective",
+        "regression",
+        "--architecture",
+        "causal",
+        "--dry-run",
+        "--json",
+    )
     recipe = json.loads(capsys.readouterr().out)["recipe"]
     assert (recipe["objective"], recipe["architecture"]) == ("regression", "causal")
 
 
 @pytest.mark.campaign
 @pytest.mark.training
-@pytest.mark.django_db
 def test_thumbs_on_objects_make_a_policy_by_rlhf(ratchet_home: Path, settings: Any) -> None:
     thumbs(200)
     settings.RATCHET_CONFIG = {"reward_model": {"max_steps": 1}, "sft": {"max_steps": 2}}

@@ -1,7 +1,5 @@
 """llama.cpp in process: adapters on one base, exact log-probabilities, constrained answers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -92,9 +90,7 @@ def test_more_adapters_than_there_are_slots_still_answer_as_alone(cramped: Llama
         assert scores(cramped, STATES[1], files.one, scale=scale) == pytest.approx(expected, abs=5e-4)
 
 
-def test_an_adapter_that_gave_up_its_slot_computes_no_prompt_twice(
-    cramped: LlamaPolicy, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_given_up_is_kept(cramped: LlamaPolicy, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
     decode = cramped.context._decode
     monkeypatch.setattr(
@@ -132,10 +128,8 @@ def test_there_are_as_many_slots_as_memory_holds(files: Files) -> None:
 
 
 @pytest.mark.slow
-def test_two_versions_from_one_base_are_their_merged_models(
-    llama: LlamaPolicy, files: Files, tmp_path: Path
-) -> None:
-    from rl.export.gguf_write import writer_for
+def test_two_versions_are_their_merged_models(llama: LlamaPolicy, files: Files, tmp_path: Path) -> None:
+    from rl.export.gguf import writer_for
     from rl.export.source import source_open
 
     versions = {files.one: files.one_folder, files.two: files.two_folder}
@@ -203,13 +197,8 @@ def test_many_candidates_are_scored_in_groups(llama: LlamaPolicy) -> None:
 
 def test_a_constrained_agent_never_names_what_is_not_listed(llama: LlamaPolicy, files: Files) -> None:
     for seed, state in enumerate(STATES):
-        ask = Ask(
-            WIDGETS.render(state),
-            48,
-            temperature=3.0,
-            seed=seed,
-            response_schema=WIDGETS.response_schema(state),
-        )
+        schema = WIDGETS.response_schema(state)
+        ask = Ask(WIDGETS.render(state), 48, temperature=3.0, seed=seed, response_schema=schema)
         WIDGETS.parse(llama.answer(ask, files.one).text, state)
 
 
@@ -240,9 +229,7 @@ class Llama:
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("written_at_once")
-def test_an_ordering_over_rest_is_one_the_agent_can_act_on(
-    llama: LlamaPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_orderings_over_rest_are_valid(llama: LlamaPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback, "backends", lambda: [Llama(llama)])
     ServingSettings.objects.create(agent="prioritizer", temperature=2.0)
     api, prioritizer = ApiClient("ingest"), AGENTS["prioritizer"]
@@ -262,13 +249,8 @@ def test_an_ordering_over_rest_is_one_the_agent_can_act_on(
 
 
 def test_a_list_that_can_only_repeat_is_refused(llama: LlamaPolicy) -> None:
-    schema = {
-        "type": "array",
-        "items": {"type": "boolean"},
-        "uniqueItems": True,
-        "minItems": 2,
-        "maxItems": 2,
-    }
+    schema = {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "minItems": 2}
+    schema |= {"maxItems": 2}
     for seed in range(4):
         ask = Ask(WIDGETS.render(STATES[0]), 64, temperature=3.0, seed=seed, response_schema=schema)
         assert sorted(json.loads(llama.answer(ask).text)) == [False, True]
@@ -300,69 +282,58 @@ def test_pieces_are_the_answer(llama: LlamaPolicy) -> None:
     pieces = list(llama.stream(ask))
     whole = llama.answer(ask)
     assert "".join(piece.text for piece in pieces) == whole.text
-    assert (pieces[-1].finish_reason, pieces[-1].tokens_in, pieces[-1].tokens_out) == (
-        "stop",
-        whole.tokens_in,
-        whole.tokens_out,
-    )
+    expected = ("stop", whole.tokens_in, whole.tokens_out)
+    assert (pieces[-1].finish_reason, pieces[-1].tokens_in, pieces[-1].tokens_out) == expected
     assert all(piece.finish_reason is None for piece in pieces[:-1])
 
 
-def test_the_length_limit_ends_an_answer(llama: LlamaPolicy) -> None:
+def test_the_length_limit_and_a_stop_text_end_an_answer(llama: LlamaPolicy) -> None:
     answer = llama.answer(Ask(WIDGETS.render(STATES[0]), 3))
     assert (answer.finish_reason, answer.tokens_out) == ("length", 3)
-
-
-def test_a_stop_text_ends_an_answer_and_is_not_in_it(llama: LlamaPolicy) -> None:
     answer = llama.answer(Ask(WIDGETS.render(STATES[0]), 32, stop=['": "']))
     assert (answer.text, answer.finish_reason) == ('{"widget', "stop")
 
 
-def test_a_prompt_longer_than_the_model_reads_is_refused(llama: LlamaPolicy) -> None:
+def test_what_it_cannot_do_it_says(llama: LlamaPolicy) -> None:
+    extras: list[dict[str, Any]] = [
+        {"tools": [{"type": "function"}]},
+        {"logit_bias": {"5": 1}},
+        {"logprobs": True},
+    ]
+    for extra in (*extras, {"n": 2}):
+        with pytest.raises(BackendUnable, match=next(iter(extra))):
+            llama.answer(Ask(WIDGETS.render(STATES[0]), extra=extra))
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    one = llama.render([{"role": "user", "content": parts}])
+    assert one == llama.render([{"role": "user", "content": "one two"}])
+    picture = {"type": "image_url", "image_url": {"url": "x"}}
+    with pytest.raises(BackendUnable, match="text only"):
+        llama.answer(Ask([{"role": "user", "content": [*parts, picture]}]))
     with pytest.raises(ServingRefused, match="2048") as refusal:
         llama.answer(Ask([{"role": "user", "content": "word " * 5000}]))
     assert refusal.value.code == "context_length_exceeded"
 
 
-@pytest.mark.parametrize(
-    "extra", [{"tools": [{"type": "function"}]}, {"logit_bias": {"5": 1}}, {"logprobs": True}, {"n": 2}]
-)
-def test_what_it_cannot_do_it_says(llama: LlamaPolicy, extra: dict[str, Any]) -> None:
-    with pytest.raises(BackendUnable, match=next(iter(extra))):
-        llama.answer(Ask(WIDGETS.render(STATES[0]), extra=extra))
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"properties": {"a": schema}}
+    return schema
 
 
-def test_pictures_are_not_read_as_text(llama: LlamaPolicy) -> None:
-    parts = [{"type": "text", "text": "what is this"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    with pytest.raises(BackendUnable, match="text only"):
-        llama.answer(Ask([{"role": "user", "content": parts}]))
-
-
-def test_text_parts_are_one_text(llama: LlamaPolicy) -> None:
-    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    assert llama.render([{"role": "user", "content": parts}]) == llama.render(
-        [{"role": "user", "content": "one two"}]
-    )
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
+def test_a_schema_that_cannot_constrain_is_refused(llama: LlamaPolicy) -> None:
+    odd: list[dict[str, Any]] = [
         {"$ref": "https://example.org/x.json"},
         {"type": "banana"},
         {"allOf": 5},
-        {"anyOf": True, "properties": {"a": {}}},
-        {"properties": {"a": 5}},
-        {"properties": [1]},
         {"enum": []},
-    ],
-)
-def test_a_schema_that_cannot_constrain_is_refused(schema: dict[str, Any]) -> None:
-    with pytest.raises(SchemaRefused, match="schema"):
-        schema_grammar(schema)
-
-
-def test_a_schema_larger_than_the_limit_is_refused(llama: LlamaPolicy) -> None:
+    ]
+    odd += [{"anyOf": True, "properties": {"a": {}}}, {"properties": {"a": 5}}, {"properties": [1]}]
+    for schema in (*odd, nested(200), nested(900)):
+        with pytest.raises(SchemaRefused, match="schema"):
+            schema_grammar(schema)
+    with pytest.raises(SchemaRefused, match="look-around"):
+        schema_grammar(_field({"type": "string", "pattern": "(?=a)b"}))
     with pytest.raises(ServingRefused, match="32,768 characters"):
         llama.answer(Ask(WIDGETS.render(STATES[0]), response_schema={"enum": ["x" * 40_000]}))
 
@@ -390,9 +361,7 @@ def _field(schema: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=json.dumps,
 )
-def test_answers_of_a_model_that_knows_nothing_fit_any_schema(
-    llama: LlamaPolicy, schema: dict[str, Any]
-) -> None:
+def test_random_answers_fit_any_schema(llama: LlamaPolicy, schema: dict[str, Any]) -> None:
     whole = {**_field(schema), "$defs": {"Colour": {"enum": ["red", "gr\u00fcn"]}}}
     for seed in range(6):
         answer = llama.answer(
@@ -419,45 +388,16 @@ def test_objects_are_closed_but_where_several_schemas_describe_them() -> None:
     }
 
 
-def test_properties_that_a_schema_does_not_name_are_not_made_up(llama: LlamaPolicy) -> None:
-    for seed in range(4):
-        ask = Ask(
-            WIDGETS.render(STATES[0]),
-            64,
-            temperature=3.0,
-            seed=seed,
-            response_schema=_field({"enum": [1, 2]}),
-        )
-        assert set(json.loads(llama.answer(ask).text)) == {"x"}
-
-
-def test_a_number_does_not_go_on_without_end(llama: LlamaPolicy) -> None:
-    for kind in ("integer", "number"):
+def test_properties_that_a_schema_does_not_name_are_not_made_up_and_a_number_ends(llama: LlamaPolicy) -> None:
+    kinds: list[tuple[dict[str, Any], float]] = [({"enum": [1, 2]}, 3.0), ({"type": "integer"}, 9.0)]
+    for schema, heat in (*kinds, ({"type": "number"}, 9.0)):
         for seed in range(4):
-            ask = Ask(
-                WIDGETS.render(STATES[0]),
-                256,
-                temperature=9.0,
-                seed=seed,
-                response_schema=_field({"type": kind}),
+            asked = Ask(
+                WIDGETS.render(STATES[0]), 256, temperature=heat, seed=seed, response_schema=_field(schema)
             )
-            answer = llama.answer(ask)
+            answer = llama.answer(asked)
             assert answer.finish_reason == "stop"
-            json.loads(answer.text)
-
-
-@pytest.mark.parametrize("depth", [200, 900])
-def test_a_schema_too_deep_to_read_is_refused(depth: int) -> None:
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"properties": {"a": schema}}
-    with pytest.raises(SchemaRefused, match="schema"):
-        schema_grammar(schema)
-
-
-def test_a_pattern_that_cannot_be_followed_is_refused_with_the_reason() -> None:
-    with pytest.raises(SchemaRefused, match="look-around"):
-        schema_grammar(_field({"type": "string", "pattern": "(?=a)b"}))
+            assert set(json.loads(answer.text)) == {"x"}
 
 
 def test_a_nucleus_is_the_smallest_set_that_reaches_its_share() -> None:
@@ -481,9 +421,7 @@ def test_a_nucleus_of_more_tokens_than_are_looked_at_first_is_whole() -> None:
     assert {round(float(np.exp(nats)) * 500) for _, nats in draws} == {1}
 
 
-def test_tokens_that_a_schema_forces_are_computed_in_one_batch(
-    llama: LlamaPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forced_tokens_are_one_batch(llama: LlamaPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     append = llama.context.append
 
@@ -495,7 +433,6 @@ def test_tokens_that_a_schema_forces_are_computed_in_one_batch(
     monkeypatch.setattr(llama.context, "append", counted)
     answer = llama.answer(Ask(WIDGETS.render(STATES[0]), 64, response_schema=schema))
     assert json.loads(answer.text) in schema["enum"]
-    assert answer.tokens_out is not None
     assert len(batches) < answer.tokens_out - 2
     # the same tokens are written, and cut at the same place, when the limit falls among them
     for limit in range(1, answer.tokens_out):

@@ -1,7 +1,5 @@
 """From the decision log to what a policy would have earned: what is read, what is estimated, who uses it."""
 
-from __future__ import annotations
-
 import math
 import re
 from datetime import UTC, datetime
@@ -17,7 +15,6 @@ from feedback.models import Decision, Outcome, Rating, prompt_hash
 from rl.datasets.feedback_types import Split
 from rl.evaluation.off_policy import LoggedChoices, logged_choices, off_policy
 from rl.evaluation.service import _off_policy
-from rl.management.evaluation_text import off_policy_text
 from rl.models import Evaluation, Policy, RewardRecord, RewardSettings, ServingSettings
 from rl.registry import service as registry
 from rl.serving.linear import choice_probabilities
@@ -44,19 +41,19 @@ def prompts(n: int, split: Split = "holdout") -> list[list[dict[str, str]]]:
 
 def record(messages: Any, chosen: int, shares: list[float], up: bool | None, **facts: Any) -> Decision:
     row = Decision.objects.create(
-        agent="filer", messages=messages, prompt_hash=prompt_hash("filer", messages),
-        response=FOLDERS[chosen], propensity=shares[chosen],
+        agent="filer",
+        messages=messages,
+        prompt_hash=prompt_hash("filer", messages),
+        response=FOLDERS[chosen],
+        propensity=shares[chosen],
         candidates=[
             {"response": name, "probability": share} for name, share in zip(FOLDERS, shares, strict=True)
         ],
         **facts,
-    )  # fmt: skip
+    )
     if up is not None:
         Rating.objects.create(decision=row, rater="ann", thumb="up" if up else "down")
     return row
-
-
-# --- What is read -------------------------------------------------------------------------------------------
 
 
 def test_only_held_out_choices_with_a_reward_are_asked() -> None:
@@ -96,9 +93,7 @@ def test_propensities_that_were_not_drawn_by_are_said_and_nothing_is_estimated()
         ([3.0, -1.0], (-1.0, 3.0), {1.0, 0.0}),
     ],
 )
-def test_the_logged_reward_is_the_reward(
-    logged: list[float], scale: tuple[float, float], counted: set[float]
-) -> None:
+def test_logged_rewards_count(logged: list[float], scale: tuple[float, float], counted: set[float]) -> None:
     for number, messages in enumerate(prompts(MIN_DECISIONS)):
         # people said something else, and an agent's own function calculated something else
         row = record(messages, number % 3, [0.4, 0.3, 0.3], True)
@@ -146,9 +141,6 @@ def test_a_response_that_was_not_listed_is_no_choice() -> None:
         if number == 0:
             Decision.objects.filter(pk=row.pk).update(response="Elsewhere")
     assert len(logged_choices("filer").rows) == MIN_DECISIONS
-
-
-# --- What is estimated --------------------------------------------------------------------------------------
 
 
 def world(n: int, seed: int, exploring: bool = True) -> LoggedChoices:
@@ -204,7 +196,6 @@ def test_the_estimate_holds_what_the_policy_would_earn(logs: Any) -> None:
 
 def test_a_policy_that_would_earn_less_is_surely_less(logs: Any) -> None:
     _, difference = off_policy(logs["explored"], scores(0, 240), scores(1, 240), WARM)
-    assert difference is not None
     assert difference.high < 0
 
 
@@ -235,9 +226,6 @@ def test_choices_nobody_rated_say_so() -> None:
     assert figures_of(figures["refused"]) == [17]
 
 
-# --- Who uses it --------------------------------------------------------------------------------------------
-
-
 def test_a_gate_refuses_what_would_have_earned_less() -> None:
     policy_of("filer-v1", Policy.Stage.CHAMPION)
     candidate = policy_of("filer-v2", Policy.Stage.CANDIDATE)
@@ -248,9 +236,7 @@ def test_a_gate_refuses_what_would_have_earned_less() -> None:
         registry.policy_promote(candidate, actor="ann")
 
 
-def test_an_evaluation_scores_the_log_with_the_model_itself(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_an_evaluation_scores_the_log_with_the_model_itself(tmp_path_factory: pytest.TempPathFactory) -> None:
     from rl.training.hardware import Hardware
     from rl.training.policy import load_policy
     from tests.support.tiny_models import tiny_model
@@ -269,9 +255,13 @@ def test_an_evaluation_scores_the_log_with_the_model_itself(
 
 def evaluated(policy: Policy, off_policy: dict[str, Any]) -> Evaluation:
     return Evaluation.objects.create(
-        agent="filer", policy=policy, base_model="bundled", against="filer-v1", samples=1,
+        agent="filer",
+        policy=policy,
+        base_model="bundled",
+        against="filer-v1",
+        samples=1,
         figures={"off_policy": off_policy},
-    )  # fmt: skip
+    )
 
 
 def test_the_policys_page_shows_the_estimate_or_why_there_is_none(logs: Any) -> None:
@@ -288,11 +278,3 @@ def test_the_policys_page_shows_the_estimate_or_why_there_is_none(logs: Any) -> 
     assert "doubly robust" in page
     assert "Effective decisions" in page
     assert off_policy_summary([]) is None
-
-
-def test_the_command_says_it_in_a_sentence(logs: Any) -> None:
-    figures, _ = off_policy(logs["explored"], scores(1, 240), scores(0, 240), WARM)
-    assert off_policy_text(figures).startswith(
-        "Off-policy estimate on 240 logged decisions: average reward 0."
-    )
-    assert off_policy_text({"refused": "too few"}) == "No off-policy estimate: too few."

@@ -1,7 +1,5 @@
 """`auto`: the method that fits the evidence found, and why; and the objective of a reward model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from rl.models import Policy, TrainingRun
 from rl.online import pipeline
 from rl.registry import service as registry
 from rl.selectors import agent_cards
+from tests.support.registry_rows import registered
 from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.django_db
@@ -39,27 +38,37 @@ def rated(prompt: str, response: str, **said: object) -> None:
     rating_submit(decision=decided(prompt, response), rater="ada", **said)  # type: ignore[arg-type]
 
 
-def test_single_thumbs_are_heard_by_kto() -> None:
-    for n in range(40):
-        rated(f"q{n}", f"r{n}", thumb="up" if n % 3 else "down")
+def thumb(up: object, **more: object) -> dict[str, object]:
+    return {"thumb": "up" if up else "down", **more}
+
+
+CASES: dict[str, tuple[int, Callable[[int], list[dict[str, object]]], str, dict[str, object]]] = {
+    "single thumbs": (40, lambda n: [thumb(n % 3)], "kto", {}),
+    "scores, one to a prompt": (16, lambda n: [{"score": 0.9 if n % 2 else 0.2}], "kto", {}),
+    "two answers to each prompt": (40, lambda n: [{"stars": 5}, {"stars": 1}], "dpo", {}),
+    "corrections": (40, lambda n: [thumb(False, correction=f"what I would have said to {n}")], "sft", {}),
+    "a few corrections beside many preferences": (
+        40,
+        lambda n: [thumb(True), thumb(False, **({"correction": f"better {n}"} if n < 12 else {}))],
+        "dpo",
+        {"start_from": "sft"},
+    ),
+    "liked responses alone": (20, lambda n: [thumb(True)], "sft", {}),
+    "low scores alone": (30, lambda n: [{"score": 0.1 + 0.01 * n}], "ppo", {"reward": "auto"}),
+}
+"""Number of prompts, what is said of each prompt's answers, the method that hears it, and its knobs."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_feedback_decides_the_method(case: str) -> None:
+    count, said, method, knobs = CASES[case]
+    for n in range(count):
+        for number, facts in enumerate(said(n)):
+            rated(f"q{n}", f"r{number} to {n}", **facts)
     chosen = method_chosen(AGENT)
-    assert chosen.method == "kto"
-    assert "not enough pairs" in chosen.reason
-
-
-def test_sixteen_scores_one_to_a_prompt_are_heard_by_kto() -> None:
-    for n in range(16):
-        rated(f"q{n}", f"r{n}", score=0.9 if n % 2 else 0.2)
-    assert method_chosen(AGENT).method == "kto"
-
-
-def test_two_answers_to_each_prompt_are_pairs() -> None:
-    for n in range(40):
-        rated(f"q{n}", "good", stars=5)
-        rated(f"q{n}", "bad", stars=1)
-    chosen = method_chosen(AGENT)
-    assert chosen.method == "dpo"
-    assert "pairs to train on" in chosen.reason
+    assert (chosen.method, chosen.knobs) == (method, knobs), chosen.reason
+    started = [str(knobs["start_from"])] if "start_from" in knobs else []
+    assert [one.method for one in training_plan(AGENT).trainings][-1 - len(started) :] == [*started, method]
 
 
 @pytest.mark.slow
@@ -85,23 +94,6 @@ def test_corrections_that_are_objects_have_a_linear_policy_beside_sft() -> None:
     assert method_chosen(AGENT, "linear").knobs == {"feedback": "corrections"}
 
 
-def test_corrections_are_imitated_and_not_only_preferred() -> None:
-    for n in range(40):
-        rated(f"q{n}", "bad", thumb="down", correction=f"what I would have said to {n}")
-    chosen = method_chosen(AGENT)
-    assert chosen.method == "sft"
-    assert "responses written by people" in chosen.reason
-
-
-def test_a_few_corrections_beside_many_preferences_are_shown_first() -> None:
-    for n in range(40):
-        rated(f"q{n}", "good", thumb="up")
-        rated(f"q{n}", "bad", thumb="down", **({"correction": f"better {n}"} if n < 12 else {}))
-    chosen = method_chosen(AGENT)
-    assert (chosen.method, chosen.knobs) == ("dpo", {"start_from": "sft"})
-    assert [one.method for one in training_plan(AGENT).trainings] == ["sft", "dpo"]
-
-
 def triaged(count: int, corrected: Callable[[int], bool]) -> None:
     """Objects of two fields, wrong and corrected, wrong and disliked alone, or right and liked, by turns."""
     for n in range(count):
@@ -109,8 +101,19 @@ def triaged(count: int, corrected: Callable[[int], bool]) -> None:
         wrong = n % 5 in (0, 1)
         said = json.dumps({"queue": right["queue"], "urgent": not right["urgent"]} if wrong else right)
         more = {"correction": json.dumps(right)} if wrong and corrected(n) else {}
-        rated(f"{right['queue']} message {n}, {'now!' if n % 4 == 0 else 'please'}", said,
-              thumb="down" if wrong else "up", **more)  # fmt: skip
+        rated(
+            f"{right['queue']} message {n}, {'now!' if n % 4 == 0 else 'please'}",
+            said,
+            thumb="down" if wrong else "up",
+            **more,
+        )
+
+
+def test_few_prompts_have_a_linear_policy_beside_a_real_base_alone() -> None:
+    triaged(50, lambda n: True)
+    plans = {name: training_plan(AGENT, base_model=name).trainings for name in ("bundled", "/models/smollm2")}
+    expected = {"bundled": False, "/models/smollm2": True}
+    assert {name: plan[0].method == "linear" for name, plan in plans.items()} == expected
 
 
 @pytest.mark.slow
@@ -123,32 +126,17 @@ def test_122_corrections_beside_178_thumbs_are_imitated_whatever_the_base_model(
     assert all(training.reason for training in plan.trainings)
 
 
-def test_few_corrections_beside_many_dislikes_are_shown_before_the_dislikes_are_heard() -> None:
+def test_few_corrections_and_named_methods() -> None:
+    # few corrections beside many dislikes are shown before the dislikes are heard
     triaged(200, lambda n: n < 40)
     plan = training_plan(AGENT, base_model="/models/smollm2")
     assert [one.method for one in plan.trainings] == ["linear", "sft", "kto"]
     assert plan.main.knobs == {"start_from": "sft"}
-
-
-def test_a_method_that_is_named_is_the_whole_plan() -> None:
+    # a method that is named is the whole plan
     triaged(60, lambda n: True)
     assert [one.method for one in training_plan(AGENT, "kto", base_model="/models/smollm2").trainings] == [
         "kto"
     ]
-
-
-def test_liked_responses_alone_are_imitated() -> None:
-    for n in range(20):
-        rated(f"q{n}", f"r{n}", thumb="up")
-    assert method_chosen(AGENT).method == "sft"
-
-
-def test_scores_on_one_side_of_neutral_that_nobody_likes_go_through_a_reward_model() -> None:
-    for n in range(30):
-        rated(f"q{n}", f"r{n}", score=0.1 + 0.01 * n)
-    chosen = method_chosen(AGENT)
-    assert (chosen.method, chosen.knobs) == ("ppo", {"reward": "auto"})
-    assert chosen.reason.startswith("auto took rlhf: ")
 
 
 def asked(facts: dict[str, object]) -> None:
@@ -173,7 +161,7 @@ def test_prompts_with_right_answers_and_no_verdict_are_for_grpo() -> None:
 def test_prompts_with_tests_are_for_grpo_where_code_may_run(settings: object) -> None:
     asked({"tests": ["assert f(1) == 2"]})
     settings.ENABLE_CODE_EXECUTION = False  # type: ignore[attr-defined]
-    assert "needs ENABLE_CODE_EXECUTION=true" in method_chosen(AGENT).reason
+    assert "ENABLE_CODE_EXECUTION=true" in method_chosen(AGENT).reason
     settings.ENABLE_CODE_EXECUTION = True  # type: ignore[attr-defined]
     assert method_chosen(AGENT).knobs == {"reward": "code_execution"}
 
@@ -186,9 +174,7 @@ def test_rlhf_is_ppo_against_the_reward_model_found() -> None:
     ("values", "objective"),
     [([{"thumb": "up"}, {"thumb": "down"}], "binary"), ([{"score": 0.8}, {"score": 0.3}], "regression")],
 )
-def test_a_reward_models_objective_is_taken_from_the_feedback(
-    values: list[dict[str, object]], objective: str
-) -> None:
+def test_the_feedback_sets_the_objective(values: list[dict[str, object]], objective: str) -> None:
     for n in range(30):
         rated(f"q{n}", f"r{n}", **values[n % 2])
     chosen = method_chosen(AGENT, "reward_model")
@@ -207,9 +193,6 @@ def test_an_objective_that_is_configured_stands(settings: object) -> None:
     assert method_chosen(AGENT, "reward_model").knobs == {}
 
 
-# --- What is done with a plan -------------------------------------------------------------------------------------
-
-
 def test_a_run_that_starts_from_sft_has_it_trained_first_and_starts_from_its_policy() -> None:
     limits = {"minutes": 20.0, "max_steps": 7}
     run = TrainingRun.objects.create(
@@ -224,10 +207,7 @@ def test_a_run_that_starts_from_sft_has_it_trained_first_and_starts_from_its_pol
         )
 
     def trained(stage: TrainingRun) -> dict[str, object]:
-        registry.policy_register(
-            stage, name="shown", adapter=registry.home_path("shown"), adapter_sha256="a" * 64,
-            feedback_count=1, actor="test",
-        )  # fmt: skip
+        registered(stage, "shown", registry.home_path("shown"))
         TrainingRun.objects.filter(pk=stage.pk).update(status="succeeded", finished_at=timezone.now())
         return {"status": "succeeded"}
 
@@ -266,13 +246,16 @@ def test_the_best_on_the_eval_split_is_kept_and_the_run_where_none_is_clearly_be
     assert [one.policy for one in compared if one.kept] == [kept]
 
 
-def test_a_candidate_is_right_where_it_gives_an_answer_that_people_wrote_or_liked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_right_is_what_people_wrote_or_liked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = [
-        {"prompt": [{"role": "user", "content": f"{name} {n}"}], "prompt_hash": f"{name} {n}", "completion": name}
-        for name in ("billing", "shipping") for n in range(4)
-    ]  # fmt: skip
+        {
+            "prompt": [{"role": "user", "content": f"{name} {n}"}],
+            "prompt_hash": f"{name} {n}",
+            "completion": name,
+        }
+        for name in ("billing", "shipping")
+        for n in range(4)
+    ]
     agent = dataclasses.replace(AGENTS["assistant"], answers=("billing", "shipping"))
     fit(rows, agent, families=[("words",)], penalties=(10.0,)).policy.save(tmp_path)
     monkeypatch.setattr(candidates, "adapter_folder", lambda policy: tmp_path)
@@ -287,9 +270,7 @@ def test_a_candidate_is_right_where_it_gives_an_answer_that_people_wrote_or_like
     assert candidates._eval_values(policy, held_out, agent, by_answers=True) == [1.0, 0.0, 0.5]
 
 
-def test_a_linear_policy_and_a_language_model_are_compared_by_the_same_measure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_linear_and_language_models_share_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
     def values(policy: Policy, *args: Any, by_answers: bool) -> list[float]:
@@ -305,9 +286,7 @@ def test_a_linear_policy_and_a_language_model_are_compared_by_the_same_measure(
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_the_pipeline_shows_each_training_with_its_reason(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_dry_run_explains_each_training(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     triaged(120, lambda n: n < 20)
     base = str(tiny_model(tmp_path / "base"))
     limited = ("--config", "cpu", "--minutes", "4")
@@ -321,9 +300,7 @@ def test_a_dry_run_of_the_pipeline_shows_each_training_with_its_reason(
 
 
 @pytest.mark.training
-def test_a_queued_run_of_auto_trains_its_candidates_and_goes_on_with_the_best(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_auto_goes_on_with_the_best_candidate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     triaged(120, lambda n: n < 20)
     base = str(tiny_model(tmp_path / "base"))
     limited = {"max_steps": 1, "warm_up_steps": 0}

@@ -1,7 +1,5 @@
 """The rule of imports: what a file states is used, kept beside the decision, or named as left out."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator
@@ -30,7 +28,6 @@ from feedback.transfer.formats.records import (
 )
 from tests.support.formats import HERE, written
 from tests.support.imports import file_import
-from tests.test_formats_tools import FILES
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASKED = {"role": "user", "content": "Where is my lamp?"}
@@ -73,9 +70,7 @@ SIDES = (
 @pytest.mark.parametrize("system", ["", "system", "system_prompt"])
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("sides", SIDES)
-def test_a_pair_keeps_its_question_and_its_system_prompt(
-    tmp_path: Path, prompt: str, sides: tuple[str, str], system: str
-) -> None:
+def test_a_pair_keeps_its_prompt(tmp_path: Path, prompt: str, sides: tuple[str, str], system: str) -> None:
     row = {prompt: ASKED["content"], sides[0]: GOOD, sides[1]: BAD} | (
         {system: "Be brief."} if system else {}
     )
@@ -93,9 +88,7 @@ ROWS = (
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "+".join(row))
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "repr"])
-def test_json_in_a_cell_means_the_same_in_every_kind_of_file(
-    tmp_path: Path, row: dict[str, Any], kind: str
-) -> None:
+def test_json_in_a_cell_is_the_same_in_every_file(tmp_path: Path, row: dict[str, Any], kind: str) -> None:
     (plain,) = records_of(written(tmp_path / "plain.jsonl", [row]))
     write = repr if kind == "repr" else json.dumps
     texts = {name: write(value) if isinstance(value, (list, dict)) else value for name, value in row.items()}
@@ -121,50 +114,6 @@ def said(record: Record) -> Any:
     )
 
 
-def test_no_prompt_is_cut_out_where_an_unknown_column_may_state_it(tmp_path: Path) -> None:
-    row = {
-        "scenario": "A customer asks for a lamp",
-        "chosen": "It ships Monday.",
-        "rejected": "It ships never.",
-    }
-    record = one(tmp_path, row)
-    assert isinstance(record, RowRefused)
-    assert record.reason.startswith("scenario: ")
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": ASKED["content"], "completion": GOOD, "reasoning_content": "Friday."},
-        {"prompt": ASKED["content"], "completion": GOOD, "label": True, "thinking": "Friday."},
-        {"prompt": ASKED["content"], "response": GOOD, "thumb": "up", "reasoning": "Friday."},
-        {"instruction": ASKED["content"], "output": GOOD, "reasoning": "Friday."},
-        {"prompt": ASKED["content"], "response": f"<think>Friday.</think>{GOOD}", "thumb": "up"},
-        {"messages": [ASKED, {**TURN, "reasoning_content": "Friday."}]},
-    ],
-)
-def test_reasoning_stands_beside_the_answer(tmp_path: Path, row: dict[str, Any]) -> None:
-    record = one(tmp_path, row)
-    assert isinstance(record, ImportedDecision)
-    assert (record.response, record.reasoning) == (GOOD, "Friday.")
-
-
-def test_reasoning_of_a_column_and_of_the_response_are_both_kept(tmp_path: Path) -> None:
-    record = one(tmp_path, {"prompt": "q", "response": "<think>b</think>x", "thumb": "up", "reasoning": "a"})
-    assert isinstance(record, ImportedDecision)
-    assert (record.response, record.reasoning) == ("x", "a\n\nb")
-
-
-@pytest.mark.parametrize(
-    "text", ['[{"role": "user", "content": "a"', "[{'role': 'user', 'content': array(1)}]"]
-)
-@pytest.mark.parametrize("name", ["messages", "prompt"])
-def test_messages_that_cannot_be_read_are_no_text(tmp_path: Path, text: str, name: str) -> None:
-    record = one(tmp_path, {name: text, "response": GOOD, "thumb": "up"})
-    assert isinstance(record, RowRefused)
-    assert record.reason.startswith(name)
-
-
 @pytest.mark.parametrize(
     ("row", "names"),
     [
@@ -183,40 +132,10 @@ def test_messages_that_cannot_be_read_are_no_text(tmp_path: Path, text: str, nam
         ),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_by_its_columns(
-    tmp_path: Path, row: dict[str, Any], names: list[str]
-) -> None:
+def test_unreadable_columns_are_named(tmp_path: Path, row: dict[str, Any], names: list[str]) -> None:
     with pytest.raises(FormatRefused) as refusal:
         records_of(written(tmp_path / "x.jsonl", [row]))
     assert all(name in str(refusal.value) for name in names)
-
-
-UNREAD: list[tuple[dict[str, Any], str]] = [
-    ({"messages": [ASKED], "prompt": "another", "response": GOOD, "thumb": "up"}, "prompt"),
-    ({"prompt": "q", "response_a": "x", "response_b": "y", "winner": "a", "model": "m"}, "model"),
-    ({"prompt": "q", "response_a": "x", "response_b": "y", "winner": "a", "reward": 0.5}, "reward"),
-    ({"prompt": "q", "response": "x", "user_id": "u1"}, "user_id"),
-    ({"id": "r17", "prompt": "q", "chosen": "x", "rejected": "y"}, "id"),
-    ({"prompt": "q", "completion": "x", "context": "c"}, "context"),
-    (
-        {
-            "input": {"messages": [ASKED], "model": "m"},
-            "preferred_output": [TURN],
-            "non_preferred_output": [OTHER],
-        },
-        "input.model",
-    ),
-    ({"system": "s", "system_prompt": "t", "prompt": "q", "completion": "x"}, "system_prompt"),
-]
-
-
-@pytest.mark.parametrize(("row", "name"), UNREAD, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_known_column_that_this_row_does_not_use_is_named(
-    tmp_path: Path, row: dict[str, Any], name: str
-) -> None:
-    with columns_watched() as unread:
-        records_of(written(tmp_path / "x.jsonl", [row]))
-    assert unread == {name: 1}
 
 
 @pytest.mark.django_db
@@ -238,27 +157,13 @@ def test_keys_of_a_message_stand_beside_the_decision(tmp_path: Path) -> None:
     assert first.metadata["message_fields"] == {"0": {"id": "m0", "timestamp": 0}}
 
 
-@pytest.mark.django_db
-def test_a_file_of_rows_that_are_here_already_is_content(tmp_path: Path) -> None:
-    row = {"prompt": "q", "completion": GOOD}
-    report = file_import(written(tmp_path / "x.jsonl", [row, row]), agent="shop")
-    assert (report.rows_stored, report.already_here, report.skipped, report.problem) == (1, 1, 0, "")
-    assert "2 rows: 1 stored, 1 already here" in report.headline
-    again = file_import(tmp_path / "x.jsonl", agent="shop")
-    assert (again.already_here, again.problem) == (2, "")
-
-
-# --- The property ------------------------------------------------------------------------------------------
-
 SINGLE = {"prompt": ASKED["content"], "response": GOOD, "thumb": "up"}
 PAIR = {"prompt": ASKED["content"], "chosen": GOOD, "rejected": BAD}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), base=st.sampled_from([SINGLE, PAIR]))
-def test_columns_renamed_to_their_synonyms_say_the_same(
-    tmp_path: Path, data: Any, base: dict[str, Any]
-) -> None:
+def test_synonyms_say_the_same(tmp_path: Path, data: Any, base: dict[str, Any]) -> None:
     names = {name: data.draw(st.sampled_from(NAMES[name]), label=name) for name in base if name != "thumb"}
     if len(set(names.values())) < len(names):
         return
@@ -301,7 +206,7 @@ def test_no_part_of_an_answer_vanishes(tmp_path: Path, parts: list[dict[str, Any
     assert "hmm" not in json.dumps(getattr(record, "response", ""))
 
 
-JSON_FILES = [*sorted(HERE.glob("*.json*")), *(HERE / "tools" / name for name in FILES if ".json" in name)]
+JSON_FILES = [*sorted(HERE.glob("*.json*")), *sorted((HERE / "tools").glob("*.json*"))]
 
 
 @pytest.mark.parametrize("path", JSON_FILES, ids=lambda path: path.name)
@@ -345,9 +250,7 @@ def messages_in(value: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", JSON_FILES, ids=lambda path: path.name)
-def test_what_is_added_to_the_messages_of_any_format_is_kept_refused_or_named(
-    tmp_path: Path, path: Path
-) -> None:
+def test_what_is_added_to_messages_is_kept_refused_or_named(tmp_path: Path, path: Path) -> None:
     try:
         name = formats.detect(path)
     except FormatRefused:

@@ -1,7 +1,5 @@
 """What a policy would have earned: estimators by hand, on a public log, on simulated ones; logs that cannot answer."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -44,42 +42,19 @@ def log(reward: list[float], propensity: list[float], target: list[float]) -> Lo
 FOUR = log([1.0, 1.0, 0.0, 1.0], [0.25, 0.5, 0.5, 0.5], [0.5, 0.25, 0.5, 0.0])
 
 
-# --- By hand ------------------------------------------------------------------------------------------------
-
-
-def test_ips_is_the_mean_of_weighted_rewards() -> None:
+def test_estimators_by_hand() -> None:
+    # estimators of four decisions by hand
     assert ips(FOUR).value == pytest.approx((2 + 0.5 + 0 + 0) / 4)
-
-
-def test_snips_divides_by_the_weights() -> None:
     assert snips(FOUR).value == pytest.approx(2.5 / 3.5)
-
-
-def test_clipped_ips_cuts_the_largest_weight() -> None:
     assert clipped_ips(FOUR, bound=1.0).value == pytest.approx((1 + 0.5) / 4)
-
-
-def test_effective_sample_size_is_kishs() -> None:
     found = overlap_of(FOUR)
-    assert found.ess == pytest.approx(3.5**2 / (4 + 0.25 + 1))
+    assert found.ess == pytest.approx(3.5**2 / (4 + 0.25 + 1))  # Kish's
     assert (found.max_weight, found.mean_weight) == (2.0, 0.875)
-
-
-def test_doubly_robust_corrects_the_model_by_what_was_logged() -> None:
+    # doubly robust corrects the model by what was logged
     modelled, expected = np.array([0.5, 0.5, 0.5, 0.5]), np.array([0.6, 0.6, 0.6, 0.6])
     # 0.6 + mean of w (r - 0.5) = (1 + 0.25 - 0.5 + 0) / 4
     assert doubly_robust(FOUR, modelled, expected).value == pytest.approx(0.6 + 0.75 / 4)
-
-
-def test_a_perfect_model_leaves_no_variance_of_weights() -> None:
-    random = np.random.default_rng(3)
-    target = random.uniform(0.1, 0.9, 500)
-    reward = np.full(500, 0.7)
-    found = doubly_robust(Log(reward, np.full(500, 0.5), target), reward, reward)
-    assert (found.value, found.error) == (pytest.approx(0.7), pytest.approx(0.0))
-
-
-def test_a_policy_equal_to_the_logs_gains_nothing() -> None:
+    # a policy equal to the logs gains nothing
     same = log([1.0, 0.0, 1.0, 0.0], [0.5] * 4, [0.5] * 4)
     found = gain(snips(same), snips(same))
     assert (found.value, found.low, found.high) == (0.0, 0.0, 0.0)
@@ -90,17 +65,10 @@ def test_the_model_never_sees_the_decision_it_foretells() -> None:
     choices = [
         LoggedChoice(np.eye(5)[[i]], 0, float(i == 0), 1.0, np.ones(1), group=f"prompt-{i}") for i in range(5)
     ]
-    modelled, _ = cross_fitted(choices)
-    assert modelled[0] == 0.0
-
-
-def test_one_prompt_is_on_one_side_of_a_fold() -> None:
+    assert cross_fitted(choices)[0][0] == 0.0
+    # one prompt is on one side of a fold: nothing else to learn from
     same = [LoggedChoice(np.ones((1, 1)), 0, 1.0, 1.0, np.ones(1), group="one") for _ in range(4)]
-    modelled, _ = cross_fitted(same)
-    assert list(modelled) == [0.5] * 4  # nothing else to learn from
-
-
-# --- A public log -------------------------------------------------------------------------------------------
+    assert list(cross_fitted(same)[0]) == [0.5] * 4
 
 
 @pytest.fixture(scope="module")
@@ -152,32 +120,12 @@ def agrees(found: Log, expected: dict[str, float]) -> None:
 def test_a_random_log_tells_what_thompson_sampling_earned(bandit: Any) -> None:
     """Random to bts: 0.00566 +- 0.00140, and bts earned 0.0069, inside the interval."""
     random, bts = bandit["random"], bandit["bts"]
-    target = frequencies(bts, 34)[random["position"], random["item"]]
-    found = judged(random, target)
+    found = judged(random, frequencies(bts, 34)[random["position"], random["item"]])
     agrees(found, expected_of("ope men: random->empirical-bts"))
     truth = float(bts["click"].mean())
     assert truth == pytest.approx(expected_of("ope on-policy bts/men")["mean"], abs=1e-12)
     assert ips(found).low < truth < ips(found).high
     assert overlap_check(found).warnings == ()
-
-
-def test_a_sharp_log_tells_little_of_a_uniform_policy(bandit: Any) -> None:
-    found = judged(bandit["bts"], np.full(10_000, 1 / 34))
-    agrees(found, expected_of("ope men: bts->uniform"))
-
-
-def test_a_log_is_read_as_it_was_written(bandit: Any) -> None:
-    bts, expected = bandit["bts"], expected_of("ope on-policy bts/men")
-    assert (len(bts["click"]), bts["click"].sum()) == (expected["n"], expected["clicks"])
-    assert len(set(bts["item"])) == expected["n_items"]
-    assert [bts["p"].min(), bts["p"].max()] == pytest.approx([expected["pmin"], expected["pmax"]], abs=1e-9)
-
-
-def test_a_policys_own_log_is_its_mean(bandit: Any) -> None:
-    agrees(judged(bandit["random"], np.full(10_000, 1 / 34)), expected_of("ope men: random->uniform"))
-
-
-# --- Choose mode --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.campaign
@@ -191,36 +139,30 @@ def test_intervals_hold_the_truth_as_often_as_they_say(name: str) -> None:
         assert found.held >= 0.95 * found.logs - 8, (method, found)
 
 
-def test_what_was_cut_counts_for_the_upper_bound() -> None:
-    """Weights of 20 are cut at 10: what they earned beyond may be nothing or all."""
+def test_bounds_and_warnings() -> None:
+    # what was cut counts for the upper bound: Weights of 20 are cut at 10: what they earned beyond may be
+    # nothing or all.
     heavy = log([1.0] * 20 + [0.0] * 380, [0.05] * 20 + [0.5] * 380, [1.0] * 20 + [0.0] * 380)
     found = clipped_ips(heavy)
     assert found.value == pytest.approx(0.5)
     assert found.low < 0.5
     assert found.high == 1.0
-
-
-def test_rare_rewards_are_warned_of() -> None:
-    found = overlap_check(log([1.0] * 5 + [0.0] * 195, [0.5] * 200, [0.5] * 200))
-    assert [figures_of(warning) for warning in found.warnings] == [[5, 200]]
-
-
-def test_bounds_of_a_mean_are_the_exact_ones_of_counts() -> None:
-    """Gaffke's bound of zeros and ones is Clopper and Pearson's: Beta quantiles of 3 of 10."""
+    # rare rewards and a small effective sample are warned of
+    rare = log([1.0] * 5 + [0.0] * 195, [0.5] * 200, [0.5] * 200)
+    small = log([0.0, 1.0] * 30, [0.5] * 60, [0.5] * 60)
+    found = [[figures_of(warning) for warning in overlap_check(one).warnings] for one in (rare, small)]
+    assert found == [[[5, 200]], [[60, 60]]]
+    # bounds of a mean are the exact ones of counts: Gaffke's bound of zeros and ones is Clopper and
+    # Pearson's: Beta quantiles of 3 of 10.
     low, high = mean_bounds([1.0] * 3 + [0.0] * 7, 0.0, 1.0)
     assert low == pytest.approx(stats.beta.ppf(0.025, 3, 8), abs=0.01)
     assert high == pytest.approx(stats.beta.ppf(0.975, 4, 7), abs=0.015)
-
-
-def test_a_side_of_which_nothing_is_known_has_no_bound() -> None:
+    # a side of which nothing is known has no bound
     assert mean_bounds([1.0, 2.0], 0.0, math.inf)[1] == math.inf
     with pytest.raises(ValueError, match=r"expected values in \[0, 1\], found 1 to 2"):
         mean_bounds([1.0, 2.0], 0.0, 1.0)
     with pytest.raises(ValueError, match="found 0"):
         mean_bounds([], 0.0, 1.0)
-
-
-# --- Propensities -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -243,15 +185,13 @@ def test_wrong_propensities_are_found(fault: str, known: bool, words: str) -> No
     assert words in propensity_fault(draws(1, 3000, fault, known))
 
 
-def test_few_draws_say_nothing_of_their_propensities() -> None:
+def test_propensities_of_few_draws_and_one_decision() -> None:
+    # few draws say nothing of their propensities
     assert propensity_fault([]) == ""
     assert propensity_fault(draws(1, 5, "uniform")) == ""
-
-
-def test_candidates_of_one_decision_exclude_each_other() -> None:
-    """Both halves together are always chosen once: their count has no variance and is not tested."""
-    same = [Draw(["a", "a"], i % 2, 0.5, [0.5, 0.5]) for i in range(100)]
-    assert propensity_fault(same) == ""
+    # candidates of one decision exclude each other: Both halves together are always chosen once: their count
+    # has no variance and is not tested.
+    assert propensity_fault([Draw(["a", "a"], i % 2, 0.5, [0.5, 0.5]) for i in range(100)]) == ""
     # always the first, which the places show: 100 chosen of 50 expected
     first = [Draw(["a", "a"], 0, 0.5, [0.5, 0.5]) for _ in range(100)]
     assert "place 1 should have been chosen 50 times and were chosen 100 times" in propensity_fault(first)
@@ -267,41 +207,21 @@ def choices_of(n: int, logged: list[float], target: list[float], chosen: int = 0
     ]
 
 
-def test_a_log_without_overlap_is_refused() -> None:
-    """It always chose the first; the policy would choose the second."""
-    with pytest.raises(OffPolicyRefused, match="90 % of its choices were never possible"):
-        report(choices_of(200, [1.0, 0.0], [0.1, 0.9]))
-
-
-def test_without_the_whole_distribution_missing_overlap_shows_in_the_weights() -> None:
+def test_a_log_that_cannot_answer_is_refused_with_its_figures() -> None:
+    # it always chose the first, and the policy would choose the second; or too few are there
+    for choices, figure in (
+        (choices_of(200, [1.0, 0.0], [0.1, 0.9]), "90 %"),
+        (choices_of(29, [0.5, 0.5], [0.5, 0.5]), r"found 29\b"),
+        ([], "/api/decide/"),
+    ):
+        with pytest.raises(OffPolicyRefused, match=figure):
+            report(choices)
+    # without the whole distribution missing overlap shows in the weights
     deterministic = log([0.0, 1.0] * 100, [1.0] * 200, [0.1] * 200)
-    with pytest.raises(OffPolicyRefused, match=r"weights average 0\.10"):
-        overlap_check(deterministic)
-
-
-def test_few_effective_decisions_are_refused() -> None:
-    target = [0.001] * 190 + [0.99] * 10
-    heavy = log([0.0, 1.0] * 100, [0.05] * 200, target)
-    with pytest.raises(OffPolicyRefused, match="200 decisions have an effective sample size of"):
-        overlap_check(heavy)
-
-
-def test_a_handful_of_decisions_is_refused() -> None:
-    with pytest.raises(OffPolicyRefused, match=r"found 29\b"):
-        report(choices_of(29, [0.5, 0.5], [0.5, 0.5]))
-
-
-def test_a_log_without_any_propensity_is_refused() -> None:
-    with pytest.raises(OffPolicyRefused, match="/api/decide/"):
-        report([])
-
-
-def test_a_small_effective_sample_is_warned_of() -> None:
-    found = overlap_check(log([0.0, 1.0] * 30, [0.5] * 60, [0.5] * 60))
-    assert [figures_of(warning) for warning in found.warnings] == [[60, 60]]
-
-
-@pytest.mark.parametrize("propensity", [0.0, 1.5, float("nan")])
-def test_propensities_that_cannot_be_are_no_log(propensity: float) -> None:
-    with pytest.raises(ValueError, match="propensities"):
-        log([1.0], [propensity], [0.5])
+    heavy = log([0.0, 1.0] * 100, [0.05] * 200, [0.001] * 190 + [0.99] * 10)
+    for found, figure in ((deterministic, r"0\.10"), (heavy, "200 decisions have an effective sample size")):
+        with pytest.raises(OffPolicyRefused, match=figure):
+            overlap_check(found)
+    for propensity in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="propensities"):
+            log([1.0], [propensity], [0.5])

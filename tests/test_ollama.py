@@ -1,7 +1,5 @@
 """Ollama, by the official client on a real socket: what is sent, what is created, what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator
@@ -12,19 +10,21 @@ import gguf
 import numpy as np
 import pytest
 from django.core.management import CommandError, call_command
-from django.utils import timezone
 
 from rl.checksums import file_sum
 from rl.export import ollama
 from rl.export import service as export_service
 from rl.export.artifact import ExportRefused
 from rl.export.ollama import export_to_ollama, template_translated
-from rl.models import GateSettings, Policy, PolicyEvent, TrainingRun
+from rl.models import GateSettings, Policy, PolicyEvent
 from rl.online import pipeline
 from rl.registry import service as registry
 from tests.support.dataset_feedback import prompts_in, rate
+from tests.support.registry_rows import make_run, registered
 from tests.support.stub_ollama import OllamaServer
 from tests.support.tiny_models import tiny_model
+
+pytestmark = pytest.mark.django_db
 
 CHATML = (
     "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
@@ -75,12 +75,8 @@ def file(tmp_path: Path) -> Path:
     return gguf_file(tmp_path / "widgets.gguf")
 
 
-# --- templates -----------------------------------------------------------------------------------------------------
-
-
 def test_chatml_becomes_a_range_over_messages() -> None:
     go = template_translated(CHATML, "<s>", "<|im_end|>", bos_added=True)
-    assert go is not None
     assert go.text == (
         '{{ range .Messages }}{{ if eq .Role "system" }}<|im_start|>system\n{{ .Content }}<|im_end|>\n'
         '{{ else if eq .Role "user" }}<|im_start|>user\n{{ .Content }}<|im_end|>\n'
@@ -93,7 +89,6 @@ def test_chatml_becomes_a_range_over_messages() -> None:
 @pytest.mark.parametrize(("added", "start"), [(True, ""), (False, "<|begin_of_text|>")])
 def test_the_first_token_is_written_once(added: bool, start: str) -> None:
     go = template_translated(LLAMA3, "<|begin_of_text|>", "<|eot_id|>", bos_added=added)
-    assert go is not None
     turns = [{"role": "user", "content": "hi"}]
     assert go.render(turns) == (
         f"{start}<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
@@ -101,14 +96,12 @@ def test_the_first_token_is_written_once(added: bool, start: str) -> None:
     )
 
 
-def test_a_system_turn_of_the_templates_own_is_the_models_system_prompt() -> None:
+def test_templates_of_their_own() -> None:
+    # a system turn of the templates own is the models system prompt
     go = template_translated(QWEN, "", "<|im_end|>", bos_added=False)
-    assert go is not None
     assert go.system == "You are Qwen."
     assert "Qwen" not in go.text
-
-
-def test_an_end_written_only_where_nobody_goes_on_is_no_part_of_a_turn() -> None:
+    # an end written only where nobody goes on is no part of a turn
     closing = CHATML.removesuffix("{% endif %}") + "{% else %}{{ eos_token }}{% endif %}"
     go = template_translated(closing, "", "<eos>", bos_added=False)
     plain = template_translated(CHATML, "", "<eos>", bos_added=False)
@@ -121,9 +114,6 @@ def test_an_end_written_only_where_nobody_goes_on_is_no_part_of_a_turn() -> None
 )
 def test_what_is_no_row_of_blocks_is_not_translated(jinja: str) -> None:
     assert template_translated(jinja, "<s>", "</s>", bos_added=True) is None
-
-
-# --- creating ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -156,86 +146,58 @@ def test_a_template_that_cannot_be_translated_is_left_to_ollama(server: OllamaSe
     assert "cannot be translated" in made.notes[0]
 
 
-def test_a_file_the_server_has_is_not_sent_again(server: OllamaServer, file: Path) -> None:
-    export_to_ollama(file, "widgets-v1", host=server.url)
-    assert export_to_ollama(file, "widgets-v2", host=server.url).uploaded == 0
+def test_a_known_file_is_not_sent_again(server: OllamaServer, file: Path) -> None:
+    export_to_ollama(file, "widgets-v1", host=server.url, alias="widgets")
+    second = export_to_ollama(file, "widgets-v2", host=server.url, alias="widgets", system="v2")
+    assert second.uploaded == 0
     assert sum(path.startswith("/api/blobs") and method == "POST" for method, path in server.asked) == 1
+    assert server.models["widgets:latest"] == server.models["widgets-v2:latest"]
 
 
-def test_a_broken_upload_is_sent_again(server: OllamaServer, file: Path) -> None:
-    server.cut_uploads = 2
-    assert export_to_ollama(file, "widgets-v1", host=server.url).uploaded == 1
-    assert len(server.blobs) == 1
-
-
-def test_an_upload_that_keeps_breaking_is_refused_and_creates_nothing(
-    server: OllamaServer, file: Path
-) -> None:
+def test_a_broken_upload_is_sent_again_and_in_the_end_refused(server: OllamaServer, file: Path) -> None:
     server.cut_uploads = 99
     with pytest.raises(ExportRefused, match="expected an Ollama server at"):
         export_to_ollama(file, "widgets-v1", host=server.url)
     assert server.cut_uploads == 99 - ollama.UPLOADS
     assert server.created == []
+    server.cut_uploads = 2
+    assert export_to_ollama(file, "widgets-v1", host=server.url).uploaded == 1
+    assert len(server.blobs) == 1
 
 
-def test_a_file_that_changed_while_it_was_hashed_is_refused(
-    server: OllamaServer, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_changed_meanwhile(server: OllamaServer, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ollama, "sha256_file", lambda path: "0" * 64)
     with pytest.raises(ExportRefused, match="found it changed"):
         export_to_ollama(file, "widgets-v1", host=server.url)
     assert server.created == []
 
 
-def test_an_adapter_goes_on_a_model_the_server_has(server: OllamaServer, file: Path) -> None:
+def test_an_adapter_goes_on_a_known_model(server: OllamaServer, file: Path) -> None:
     export_to_ollama("smollm2", "widgets-v1", adapter=file, host=server.url)
     (order,) = server.created
-    assert order["from"] == "smollm2"
-    assert list(order["adapters"]) == ["widgets.gguf"]
+    assert (order["from"], list(order["adapters"])) == ("smollm2", ["widgets.gguf"])
     assert "files" not in order
-
-
-def test_a_server_without_adapters_is_answered_with_what_to_do(server: OllamaServer, file: Path) -> None:
     server.adapters_known = False
     with pytest.raises(ExportRefused, match=r"no longer supported.*--format gguf"):
         export_to_ollama("smollm2", "widgets-v1", adapter=file, host=server.url)
 
 
-def test_no_server_is_refused_with_its_address_and_what_to_do(file: Path) -> None:
-    with pytest.raises(ExportRefused, match=r"Ollama server at http://127.0.0.1:9, found none.*OLLAMA_HOST"):
-        export_to_ollama(file, "widgets-v1", host="http://127.0.0.1:9")
-
-
-@pytest.mark.parametrize("name", ["a b", "../x", "a:b:c"])
-def test_a_name_ollama_would_not_take_is_refused_before_anything_is_sent(
-    name: str, server: OllamaServer, file: Path
-) -> None:
-    with pytest.raises(ExportRefused, match="expected a name"):
-        export_to_ollama(file, name, host=server.url)
+def test_a_name_ollama_would_not_take_and_no_server_are_refused(server: OllamaServer, file: Path) -> None:
+    for name in ("a b", "../x", "a:b:c"):
+        with pytest.raises(ExportRefused, match="expected a name"):
+            export_to_ollama(file, name, host=server.url)
     assert server.asked == []
-
-
-def test_an_alias_moves_to_the_newest(server: OllamaServer, file: Path) -> None:
-    export_to_ollama(file, "widgets-v1", host=server.url, alias="widgets")
-    export_to_ollama(file, "widgets-v2", host=server.url, alias="widgets", system="v2")
-    assert server.models["widgets:latest"] == server.models["widgets-v2:latest"]
-
-
-# --- policies ------------------------------------------------------------------------------------------------------
+    with pytest.raises(ExportRefused, match=r"http://127.0.0.1:9, found none.*OLLAMA_HOST"):
+        export_to_ollama(file, "widgets-v1", host="http://127.0.0.1:9")
 
 
 @pytest.fixture
 def policy(file: Path) -> Policy:
-    run = TrainingRun.objects.create(
-        agent="widgets", method="dpo", status="succeeded", base_model="bundled", finished_at=timezone.now()
-    )
     home = registry.home_path("policies/widgets/widgets-v1")
     home.mkdir(parents=True)
     weights = home / "adapter_model.safetensors"
     weights.write_bytes(b"weights")
-    made = registry.policy_register(
-        run, name="widgets-v1", adapter=home, adapter_sha256=file_sum(weights), feedback_count=1, actor="test"
-    )
+    made = registered(make_run(), "widgets-v1", home, adapter_sha256=file_sum(weights))
     registry.artifact_register(
         made,
         actor="test",
@@ -250,27 +212,16 @@ def policy(file: Path) -> Policy:
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
-def test_deployment_points_the_alias_and_stands_in_the_history(
-    policy: Policy, server: OllamaServer, settings: Any
-) -> None:
+def test_deployment_points_the_alias(policy: Policy, server: OllamaServer, settings: Any) -> None:
     settings.OLLAMA_HOST, settings.OLLAMA_MODEL_FAST = server.url, "fast"
     said = pipeline.policy_deploy(policy, actor="test", to_ollama=True)
     assert said == f"ollama {server.url} as widgets-v1, fast"
     assert {"widgets-v1:latest", "fast:latest"} == set(server.models)
-    event = policy.events.get(kind=PolicyEvent.Kind.DEPLOYED)
-    assert event.reason == said
-
-
-@pytest.mark.django_db
-def test_without_a_name_of_its_own_the_alias_is_the_agent(
-    policy: Policy, server: OllamaServer, settings: Any
-) -> None:
-    settings.OLLAMA_HOST, settings.OLLAMA_MODEL_FAST = server.url, ""
+    assert policy.events.get(kind=PolicyEvent.Kind.DEPLOYED).reason == said
+    settings.OLLAMA_MODEL_FAST = ""  # without a name of its own the alias is the agent
     assert export_service.policy_register(policy, promote=True)["alias"] == "widgets"
 
 
-@pytest.mark.django_db
 def test_a_loop_goes_on_where_ollama_is_away(policy: Policy, settings: Any) -> None:
     settings.OLLAMA_HOST = "http://127.0.0.1:9"
     outcome = pipeline.PipelineResult(policy.name)
@@ -279,19 +230,17 @@ def test_a_loop_goes_on_where_ollama_is_away(policy: Policy, settings: Any) -> N
     assert not policy.events.filter(kind=PolicyEvent.Kind.DEPLOYED).exists()
 
 
-@pytest.mark.django_db
 def test_export_model_registers(
-    policy: Policy, file: Path, server: OllamaServer, settings: Any,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    policy: Policy,
+    file: Path,
+    server: OllamaServer,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     settings.OLLAMA_HOST = server.url
-    written = {
-        "policy": policy.name,
-        "format": "gguf",
-        "files": [{"path": str(file)}],
-        "checked": {},
-        "notes": [],
-    }
+    written = {"policy": policy.name, "format": "gguf", "files": [{"path": str(file)}], "checked": {}}
+    written |= {"notes": []}
     orders: list[export_service.ExportOrder] = []
 
     def export(order: export_service.ExportOrder, progress: Any = None) -> dict[str, Any]:
@@ -299,17 +248,8 @@ def test_export_model_registers(
         return dict(written)
 
     monkeypatch.setattr("rl.management.commands.export_model.export", export)
-    call_command(
-        "export_model",
-        "--policy",
-        policy.name,
-        "--register",
-        "--system-prompt",
-        "Hi.",
-        "--json",
-    )
-    said = json.loads(capsys.readouterr().out)
-    assert said["ollama"]["name"] == "widgets-v1"
+    call_command("export_model", "--policy", policy.name, "--register", "--system-prompt", "Hi.", "--json")
+    assert json.loads(capsys.readouterr().out)["ollama"]["name"] == "widgets-v1"
     assert server.created[0]["system"] == "Hi."
     # what is registered can only be a GGUF file
     assert (orders[0].format, orders[0].quantization) == ("gguf", "q4_k_m")
@@ -319,8 +259,6 @@ def test_only_a_whole_gguf_is_registered() -> None:
     with pytest.raises(CommandError, match="--register needs --format gguf"):
         call_command("export_model", "--policy", "x", "--format", "merged", "--register")
 
-
-# --- from feedback to a model of the server ------------------------------------------------------------------------
 
 GLADLY, NO = "yes, gladly and by all means", "no"
 """A fresh model holds the shorter answer for more likely; what is trained on these ratings must turn that round."""
@@ -368,14 +306,20 @@ def of_the_policy(server: OllamaServer, name: str) -> dict[str, Any]:
 
 @pytest.mark.campaign
 @pytest.mark.training
-@pytest.mark.django_db
-def test_train_dpo_makes_what_it_trained_a_model(
-    rated: OllamaServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_dpo_makes_a_model(rated: OllamaServer, capsys: pytest.CaptureFixture[str]) -> None:
     call_command(
-        "train_dpo", "--agent", "helper", "--config", "cpu", "--max-steps", "2", "--quantization", "q8_0",
-        "--register-ollama", "--json",
-    )  # fmt: skip
+        "train_dpo",
+        "--agent",
+        "helper",
+        "--config",
+        "cpu",
+        "--max-steps",
+        "2",
+        "--quantization",
+        "q8_0",
+        "--register-ollama",
+        "--json",
+    )
     said = json.loads(capsys.readouterr().out)
     assert said["ollama"]["name"] == said["policy"] == "helper-v24"
     assert of_the_policy(rated, "helper-v24")["template"].startswith("{{ range .Messages }}")
@@ -384,10 +328,7 @@ def test_train_dpo_makes_what_it_trained_a_model(
 
 @pytest.mark.campaign
 @pytest.mark.training
-@pytest.mark.django_db
-def test_run_pipeline_deploys_what_passes_the_gate(
-    rated: OllamaServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_pipeline_deploys(rated: OllamaServer, capsys: pytest.CaptureFixture[str]) -> None:
     call_command("run_pipeline", "--agent", "helper", "--config", "cpu", "--deploy-ollama", "--json")
     said = json.loads(capsys.readouterr().out)
     assert (said["passed"], said["stage"]) == (True, "champion"), said["reason"]
@@ -400,10 +341,7 @@ def test_run_pipeline_deploys_what_passes_the_gate(
 
 @pytest.mark.campaign
 @pytest.mark.training
-@pytest.mark.django_db
-def test_run_pipeline_deploys_nothing_that_the_gate_refuses(
-    rated: OllamaServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_pipeline_deploys_no_refused(rated: OllamaServer, capsys: pytest.CaptureFixture[str]) -> None:
     GateSettings.objects.update(min_evidence=9)
     call_command("run_pipeline", "--agent", "helper", "--config", "cpu", "--deploy-ollama", "--json")
     said = json.loads(capsys.readouterr().out)

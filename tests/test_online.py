@@ -1,9 +1,5 @@
 """The online learner: what is in the buffer, when a retrain starts, and what the clock repairs."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -65,8 +61,7 @@ def test_the_buffer_is_what_no_successful_run_learnt_from() -> None:
 @pytest.mark.parametrize("status", ["failed", "refused", "cancelled"])
 def test_a_run_that_brings_nothing_gives_its_feedback_back(status: str) -> None:
     rate(4)
-    run = widgets_learner().trigger_retrain()
-    end(run, status)
+    end(widgets_learner().trigger_retrain(), status)
     assert buffer_size("widgets") == 4
 
 
@@ -131,12 +126,6 @@ def test_a_retrain_is_a_run_its_feedback_and_a_message_or_nothing(monkeypatch: p
     assert (TrainingRun.objects.count(), Learnt.objects.count()) == (0, 0)
 
 
-def test_the_message_goes_to_the_cluster_that_trains() -> None:
-    rate(3)
-    widgets_learner().trigger_retrain()
-    assert list(OrmQ.objects.values_list("key", flat=True)) == [lifecycle.TRAINING_CLUSTER]
-
-
 def test_the_same_feedback_is_not_tried_again_at_once_after_a_refusal() -> None:
     rate(3)
     run = widgets_learner().trigger_retrain()
@@ -169,10 +158,15 @@ def test_feedback_from_python_is_recorded_like_any_other() -> None:
 @pytest.mark.parametrize(
     ("rating", "said"),
     [
-        ("up", ("up", None, None)), (False, ("down", None, None)), (True, ("up", None, None)),
-        (1, ("", 1, None)), (5, ("", 5, None)), (1.0, ("", None, 1.0)), (0.25, ("", None, 0.25)),
+        ("up", ("up", None, None)),
+        (False, ("down", None, None)),
+        (True, ("up", None, None)),
+        (1, ("", 1, None)),
+        (5, ("", 5, None)),
+        (1.0, ("", None, 1.0)),
+        (0.25, ("", None, 0.25)),
     ],
-)  # fmt: skip
+)
 def test_a_recorded_decision_is_rated_by_its_id(rating: Any, said: tuple[Any, ...]) -> None:
     row = decision_record(agent="widgets", messages="q", response="r").row
     entry = {"entry_id": str(row.pk), "rating": rating, "tags": ["slow"], "notes": "late"}
@@ -222,13 +216,6 @@ def test_a_run_that_kills_its_workers_is_not_begun_for_ever() -> None:
     assert figures_of(run.reason)[0] == lifecycle.MAX_ATTEMPTS
 
 
-def test_a_run_that_lives_is_left_alone() -> None:
-    run = running(heartbeat_at=timezone.now())
-    assert learner.tick() == []
-    run.refresh_from_db()
-    assert run.status == "running"
-
-
 def test_a_waiting_run_is_cancelled_at_once_and_never_claimed() -> None:
     run = TrainingRun.objects.create(agent="widgets", method="dpo", base_model="bundled")
     assert lifecycle.run_cancel(run, actor="ann").reason == "cancelled by ann"
@@ -248,10 +235,7 @@ def test_a_running_run_is_asked_to_stop() -> None:
 
 
 def test_a_run_of_a_dead_worker_is_cancelled_at_once() -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    run = running()
-    assert lifecycle.run_cancel(run, actor="ann").status == "cancelled"
+    assert lifecycle.run_cancel(running(), actor="ann").status == "cancelled"
 
 
 def test_what_follows_a_run_is_handed_over_again_and_not_for_ever() -> None:
@@ -294,9 +278,15 @@ def test_the_next_check_is_that_of_the_clock_that_watches_while_it_lives(ratchet
 def test_people_are_told_once_of_a_run_that_died_too_often(settings: Any, mailoutbox: list[Any]) -> None:
     settings.NOTIFY_EMAIL = ["olga@example.com"]
     run = TrainingRun.objects.create(
-        agent="widgets", method="dpo", status="running", base_model="bundled", asked_by=LEARNER,
-        worker="elsewhere:1:1", attempts=lifecycle.MAX_ATTEMPTS, dispatched_at=timezone.now(),
-    )  # fmt: skip
+        agent="widgets",
+        method="dpo",
+        status="running",
+        base_model="bundled",
+        asked_by=LEARNER,
+        worker="elsewhere:1:1",
+        attempts=lifecycle.MAX_ATTEMPTS,
+        dispatched_at=timezone.now(),
+    )
     learner.tick()
     learner.tick()
     (mail,) = mailoutbox

@@ -1,7 +1,5 @@
 """ONNX: onnxruntime's logits are those of base + adapter, whatever the batch, the padding and the length."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -91,7 +89,7 @@ def test_padding_moves_no_logit(world: World, side: str) -> None:
 
 
 def test_the_report_holds_the_greatest_difference_and_every_file(world: World) -> None:
-    checked = world.result.equality
+    checked = world.result.checked
     assert 0 < checked["logprob_max_abs_diff"] < 2e-4
     assert 0 < checked["logprob_max_abs_diff_padded"] < 2e-4
     assert checked["agreement"]["policy"]["texts"]["top1_agreement"] == 1.0
@@ -117,9 +115,7 @@ def test_weights_too_large_for_one_file_lie_beside_it(world: World) -> None:
 
 
 @pytest.mark.campaign
-def test_other_logits_are_refused_and_leave_nothing(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_logits_are_refused(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tiny_adapter(world.base, tmp_path / "other", seed=1)
     # the writer's work replaced by that of another policy
     monkeypatch.setattr(
@@ -133,9 +129,7 @@ def test_other_logits_are_refused_and_leave_nothing(
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "home") == ["other"]
 
 
-def test_too_little_memory_is_refused_before_anything_is_loaded(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_is_refused(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_export.psutil, "virtual_memory", lambda: type("Free", (), {"available": 1000}))
     monkeypatch.setattr(onnx_export, "reference_make", None)
     with pytest.raises(ExportRefused, match="of free memory"):

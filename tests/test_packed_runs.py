@@ -1,7 +1,5 @@
 """Runs over the packed forward: metrics read late, micro-batches and compiled layers change no loss."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,18 +8,12 @@ import pytest
 import torch
 import trl
 
-from packed_forward import layer_compilation
 from random_models import Reads
 from rl.training import dpo
 from rl.training.dpo import PairTrainer
 from rl.training.result import TrainingFailed
 from tests.support.dpo_runs import QUICK, a_trainer, some_pairs
 from tests.support.tiny_models import tiny_model
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base"), "llama"))
 
 
 def history(base: str, folder: Path, monkeypatch: pytest.MonkeyPatch, later: bool, **knobs: Any) -> Any:
@@ -36,22 +28,16 @@ def test_what_is_logged_is_what_trl_logs(base: str, tmp_path: Path, monkeypatch:
     later = history(base, tmp_path / "later", monkeypatch, True, eval_steps=3)
     timed = {"tokens_per_second", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
     assert later.keys() == at_once.keys()
-    assert {
-        "rewards/margins",
-        "entropy",
-        "mean_token_accuracy",
-        "logits/chosen",
-        "log_ratio",
-        "num_tokens",
-    } < later.keys()
+    assert (
+        set("rewards/margins entropy mean_token_accuracy logits/chosen log_ratio num_tokens".split())
+        < later.keys()
+    )
     for name in later.keys() - timed:
         assert later[name] == at_once[name], name  # not nearly: the same
 
 
 @pytest.mark.training
-def test_a_step_waits_for_its_device_only_where_something_is_logged(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_waits_only_to_log(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stock, reads = trl.DPOTrainer.training_step, []  # from the batch to its gradients
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,9 +55,7 @@ def test_a_step_waits_for_its_device_only_where_something_is_logged(
 
 
 @pytest.mark.training
-def test_a_run_that_diverged_is_found_when_its_losses_are_read(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_divergence_is_found_late(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrainingFailed, match=r"at step [12] of 6: training diverged"):
         history(base, tmp_path / "run", monkeypatch, True, learning_rate=1e30, max_grad_norm=1e30)
 
@@ -88,9 +72,7 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_out_of_memory_goes_on_with_less_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_ran_out_means_less_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = str(tiny_model(tmp_path / "base"))
     recipe = dataclasses.replace(QUICK, batch_size=8, max_steps=3)
     whole = a_trainer(base, tmp_path / "whole", recipe).train(some_pairs(12))
@@ -107,19 +89,3 @@ def test_a_run_that_is_out_of_memory_goes_on_with_less_at_once(
     cut = trainer.train(some_pairs(12))
     assert cut.history["loss"] == pytest.approx(whole.history["loss"], abs=1e-5)
     assert any(note.startswith("out of memory at") for note in trainer.context.notes)
-
-
-@pytest.mark.training
-def test_a_compiled_run_has_the_losses_of_an_uncompiled_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stock = layer_compilation.compile_layers
-    monkeypatch.setattr(layer_compilation, "compile_layers", lambda model: stock(model, "eager"))
-    base = str(tiny_model(tmp_path / "base"))
-    recipe = dataclasses.replace(QUICK, max_steps=6)
-    plain = a_trainer(base, tmp_path / "plain", recipe).train(some_pairs(12))
-    trainer = a_trainer(base, tmp_path / "compiled", dataclasses.replace(recipe, compile="on"))
-    compiled = trainer.train(some_pairs(12))
-    assert compiled.history["loss"] == pytest.approx(plain.history["loss"], abs=1e-5)
-    assert any(note.startswith("layers are compiled, for prompts of") for note in compiled.details)
-    assert any(note.startswith("layers are not compiled: only on CUDA") for note in plain.details)

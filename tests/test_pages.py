@@ -1,11 +1,12 @@
-"""The start page and the runs: what is shown of an agent and of a training run."""
-
-from __future__ import annotations
+"""The start page and the runs: what is shown of an agent, of a training run and of several; the vendored library."""
 
 import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,40 +26,11 @@ from rl.agents import agent_facts
 from rl.models import Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.registry import service as registry
 from rl.selectors import NO_FEEDBACK, AgentCard
-from rl.views.next_step import stations_of, step_next
+from rl.views.runs import stations_of, step_next
+from tests.support.registry_rows import make_policy, make_run
+from tests.support.said import words
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def rater(client: Client) -> Client:
-    user = User.objects.create_user("ada")
-    role_give(user, "rater")
-    client.force_login(user)
-    return client
-
-
-def make_run(agent: str = "widgets", **facts: Any) -> TrainingRun:
-    known = {"method": "dpo", "status": "succeeded", "base_model": "bundled", "finished_at": timezone.now()}
-    return TrainingRun.objects.create(agent=agent, **(known | facts))
-
-
-def make_policy(agent: str = "widgets", **metrics: Any) -> Policy:
-    policy = registry.policy_register(
-        make_run(agent), name=registry.policy_name_next(agent, 9), adapter=registry.home_path("a"),
-        adapter_sha256="b" * 64, feedback_count=9, actor="train_dpo",
-    )  # fmt: skip
-    Policy.objects.filter(pk=policy.pk).update(metrics=metrics)
-    policy.refresh_from_db()
-    return policy
-
-
-def words(html: str) -> str:
-    """The text a person reads, without tags."""
-    return re.sub(r"[ \n]+", " ", re.sub(r"<[^>]*>", " ", html))
-
-
-# --- The start page -----------------------------------------------------------------------------------------
 
 
 def test_a_card_counts_decisions_and_ratings_and_says_which_are_simulated(rater: Client) -> None:
@@ -121,11 +93,10 @@ def test_the_champion_is_shown_with_its_accuracy_against_the_base(rater: Client)
     assert "93.4\u202f% preference accuracy" in text
 
 
-def test_without_a_champion_the_newest_policy_is_shown(rater: Client) -> None:
+def test_without_a_champion_the_base_model_answers_and_the_newest_policy_waits(rater: Client) -> None:
     make_policy()
     make_policy()
-    text = words(rater.get("/").text)
-    assert "Answers widgets-v9.2 candidate" in text
+    assert "Answers base model no policy was promoted widgets-v9.2 candidate" in words(rater.get("/").text)
     assert "/follow-up/" not in rater.get("/").text
     User.objects.update(is_superuser=True)
     assert 'action="/policies/widgets-v9.2/follow-up/"' in rater.get("/").text
@@ -137,24 +108,22 @@ def test_the_newest_run_is_shown_with_its_status(rater: Client) -> None:
     html = rater.get("/").text
     assert f'href="/runs/{refused.pk}/"' in html
     assert "status-refused" in html
+    assert 'name="run"' in rater.get("/runs/").text
+    refused.delete()
+    assert 'name="run"' not in rater.get("/runs/").text
 
 
-def test_a_rater_gets_no_links_into_the_admin(rater: Client) -> None:
-    make_policy()
-    assert "/admin/" not in rater.get("/").text
-    User.objects.update(is_staff=True)
-    assert "/admin/" in rater.get("/").text
-
-
-def test_ten_policies_take_as_many_queries_as_one(
-    rater: Client, django_assert_max_num_queries: DjangoAssertNumQueries
+@pytest.mark.parametrize(("address", "queries"), [("/", 26), ("/runs/", 9)])
+def test_many_policies_take_as_many_queries_as_one(
+    rater: Client, django_assert_max_num_queries: DjangoAssertNumQueries, address: str, queries: int
 ) -> None:
-    for _ in range(10):
+    for _ in range(20):
         make_policy()
-    # session, user, slugs of decisions and of runs, newest runs, newest policies, champions, four counts,
-    # two of the buffer, the learners' settings, the versions, runs at work, experiments, what gates said and ask for
-    with django_assert_max_num_queries(26):
-        rater.get("/")
+    # the start page: session, user, slugs of decisions and of runs, newest runs, newest policies, champions, four
+    # counts, two of the buffer, the learners' settings, the versions, runs at work, experiments, what gates ask for;
+    # the runs: session, user, two for permissions, count, runs with their policies, agents, methods, work at hand
+    with django_assert_max_num_queries(queries):
+        rater.get(address)
 
 
 def test_what_is_costly_to_count_is_counted_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +149,7 @@ def test_what_is_costly_to_count_is_counted_seldom(monkeypatch: pytest.MonkeyPat
     assert believed.get("a", lambda: count(0.0)) == 4
 
 
-def test_the_start_page_does_not_count_again_on_each_visit(
-    rater: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_start_page_counts_once(rater: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CostAwareCache, "BELIEF", 1e6)
     rater.get("/")
     with CaptureQueriesContext(connection) as queries:
@@ -195,9 +162,6 @@ def test_a_policy_that_the_gate_refused_waits_for_no_promotion(rater: Client) ->
     text = rater.get("/").text
     assert "widgets-v9 did not pass the gate: it forgot. " in text
     assert "promote or reject it" not in text
-
-
-# --- What turns the loop on ---------------------------------------------------------------------------------
 
 
 def card_of(feedback: int = 0, **facts: Any) -> AgentCard:
@@ -227,8 +191,16 @@ JUDGED = {"preference_accuracy": 0.9}
         (lambda: card_of(counts=NO_FEEDBACK), "record", "decisions"),
         (lambda: card_of(9), "rate", "ratings"),
         (lambda: card_of(10), "train", "training"),
-        (lambda: card_of(counts=dataclasses.replace(NO_FEEDBACK, decisions=9, outcomes=9)), "rate", "ratings"),
-        (lambda: card_of(counts=dataclasses.replace(NO_FEEDBACK, decisions=10, outcomes=10)), "train", "training"),
+        (
+            lambda: card_of(counts=dataclasses.replace(NO_FEEDBACK, decisions=9, outcomes=9)),
+            "rate",
+            "ratings",
+        ),
+        (
+            lambda: card_of(counts=dataclasses.replace(NO_FEEDBACK, decisions=10, outcomes=10)),
+            "train",
+            "training",
+        ),
         (lambda: card_of(10, run=make_run(status="queued", finished_at=None)), "watch", "training"),
         (lambda: card_of(10, run=make_run(status="failed")), "look", None),
         (lambda: with_policy(make_policy()), "judge", "evaluation"),
@@ -237,7 +209,7 @@ JUDGED = {"preference_accuracy": 0.9}
         (lambda: with_policy(champion(), buffer=99), "rate", None),
         (lambda: with_policy(champion(), buffer=100), "train", None),
     ],
-)  # fmt: skip
+)
 def test_what_is_missing_comes_next(card: Callable[[], AgentCard], kind: str, now: str | None) -> None:
     shown = card()
     assert step_next(shown).kind == kind
@@ -276,52 +248,58 @@ def test_a_training_without_enough_is_refused_in_words(client: Client) -> None:
     assert not TrainingRun.objects.exists()
 
 
-def test_a_rater_starts_no_training(rater: Client) -> None:
-    assert rater.post("/runs/new/", {"agent": "widgets"}).status_code == 403
-    assert "/runs/new/" not in rater.get("/").text
-
-
-# --- Runs ---------------------------------------------------------------------------------------------------
-
-
 def test_the_list_of_runs_is_paged_and_filtered(rater: Client) -> None:
     for _ in range(31):
         make_run()
     other = make_run("helpdesk")
     first = rater.get("/runs/").text
-    assert first.count("<tr") == 31  # 30 and the head
+    assert first.count("<tr") == 26  # 25 and the head
     assert "page 1 of 2" in first
-    assert rater.get("/runs/?page=2").text.count("<tr") == 3
+    assert rater.get("/runs/?page=2").text.count("<tr") == 8
     assert rater.get("/runs/?page=nonsense").status_code == 200
     only = rater.get("/runs/?agent=helpdesk").text
     assert f"/runs/{other.pk}/" in only
     assert only.count("<tr") == 2
+    failed = make_run(status="failed", method="kto", reason="out of memory")
+    for query in ("status=failed", "method=kto", "agent=&status=failed&method=kto"):
+        found = rater.get(f"/runs/?{query}").text
+        assert (found.count("<tr"), f'href="/runs/{failed.pk}/"' in found) == (2, True)
+    assert "<tr" not in rater.get("/runs/?status=failed&method=dpo").text
+    assert 'href="?status=succeeded&amp;page=2"' in rater.get("/runs/?status=succeeded").text
 
 
-@pytest.mark.parametrize("address", ["/runs/77/", "/runs/?agent=No%20Slug", "/runs/?agent=a%00b"])
-def test_what_is_not_there_is_not_found(rater: Client, address: str) -> None:
-    assert rater.get(address).status_code == 404
-
-
-def test_the_list_takes_as_many_queries_for_many_runs_as_for_one(
-    rater: Client, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    for _ in range(20):
-        make_policy()
-    # session, user, two for the permissions the header asks for, count, runs with their policies
-    with django_assert_max_num_queries(6):
-        rater.get("/runs/")
+def test_the_list_of_runs_says_what_each_came_to(operator: Client, rater: Client) -> None:
+    make_policy(preference_accuracy={"value": 0.875, "low": 0.7, "high": 0.96, "n": 40})
+    refused = make_run(status="refused", reason="3 pairs found, 10 needed")
+    outcome = r'data-name="Outcome"[^>]*>(.*?)</td>'
+    below, above = re.findall(outcome, operator.get("/runs/").text)[::-1]
+    assert "Preference accuracy 87.5" in below
+    assert "stage-candidate" in below
+    assert refused.reason in above
+    assert refused.reason not in rater.get("/runs/").text
 
 
 def test_a_run_shows_its_curves_recipe_data_and_what_was_left_out(rater: Client) -> None:
     snapshot = Snapshot.objects.create(
-        agent="widgets", kind="pairs", path="s.jsonl", sha256="a" * 64, counts={"train": 812, "holdout": 96},
-        left_out={"below_margin": 44}, feedback_count=9, simulated_share=1.0,
-    )  # fmt: skip
+        agent="widgets",
+        kind="pairs",
+        path="s.jsonl",
+        sha256="a" * 64,
+        counts={"train": 812, "holdout": 96},
+        left_out={"below_margin": 44},
+        feedback_count=9,
+        simulated_share=1.0,
+    )
     run = make_run(
-        snapshot=snapshot, recipe={"beta": 0.1}, seed=7, steps_total=3, steps_done=3,
-        libraries={"trl": "1.16.0"}, hardware={"device": "cpu"}, started_at=timezone.now() - timedelta(seconds=93),
-    )  # fmt: skip
+        snapshot=snapshot,
+        recipe={"beta": 0.1},
+        seed=7,
+        steps_total=3,
+        steps_done=3,
+        libraries={"trl": "1.16.0"},
+        hardware={"device": "cpu"},
+        started_at=timezone.now() - timedelta(seconds=93),
+    )
     for step, loss in enumerate((0.69, 0.5, 0.25), start=1):
         RunMetric.objects.create(run=run, step=step, values={"loss": loss, "note": "text", "kl": None})
     html = rater.get(f"/runs/{run.pk}/").text
@@ -345,11 +323,7 @@ def test_a_failed_run_says_why_escaped_to_operators_alone(rater: Client) -> None
     run = make_run(status="failed", reason="<b>out of memory</b>")
     assert "out of memory" not in rater.get(f"/runs/{run.pk}/").text
     role_give(User.objects.get(username="ada"), "operator")
-    html = rater.get(f"/runs/{run.pk}/").text
-    assert "&lt;b&gt;out of memory&lt;/b&gt;" in html
-
-
-# --- Figures: worked by hand ----------------------------------------------------------------------------------
+    assert "&lt;b&gt;out of memory&lt;/b&gt;" in rater.get(f"/runs/{run.pk}/").text
 
 
 def test_counts_of_all_agents_are_those_of_each() -> None:
@@ -362,14 +336,8 @@ def test_counts_of_all_agents_are_those_of_each() -> None:
     decision_record(agent="silent", messages="p", response="r")
     counts = feedback_counts_by_agent()
     assert counts == {agent: feedback_counts(agent) for agent in ("helpdesk", "silent", "widgets")}
-    assert (counts["widgets"].ratings, counts["widgets"].corrections, counts["widgets"].simulated) == (
-        2,
-        1,
-        1,
-    )
-
-
-# --- When something is wrong --------------------------------------------------------------------------------
+    expected = (2, 1, 1)
+    assert (counts["widgets"].ratings, counts["widgets"].corrections, counts["widgets"].simulated) == expected
 
 
 def test_a_form_without_its_token_says_what_to_do() -> None:
@@ -380,13 +348,80 @@ def test_a_form_without_its_token_says_what_to_do() -> None:
     assert "reload the page and send it again" in answer.text
 
 
-def test_a_failure_shows_no_traceback(rater: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise RuntimeError("the secret cause")
+STATIC = Path(__file__).resolve().parent.parent / "static"
 
-    monkeypatch.setattr("rl.views.runs.agent_cards", broken)
-    rater.raise_request_exception = False
-    answer = rater.get("/")
-    assert answer.status_code == 500
-    assert "Something went wrong" in answer.text
-    assert "the secret cause" not in answer.text
+
+def run_logged(values: dict[str, list[float]], **facts: Any) -> TrainingRun:
+    """A run whose figures were logged at steps 1, 2, 3, ..."""
+    run = make_run(**facts)
+    for step, row in enumerate(zip(*values.values(), strict=True), start=1):
+        RunMetric.objects.create(run=run, step=step, values=dict(zip(values, row, strict=True)))
+    return run
+
+
+def test_a_run_shows_the_loss_first_and_the_families_below(rater: Client) -> None:
+    run = run_logged({"learning_rate": [1e-4, 5e-5], "rewards/margins": [0.1, 0.4], "loss": [0.7, 0.5]})
+    html = rater.get(f"/runs/{run.pk}/").text
+    assert re.findall(r'data-chart="([^"]*)"', html) == ["loss", "rewards-margins", "learning_rate"]
+    assert html.index("Reward margin") < html.index("Learning rate and gradient norm")
+
+
+def test_every_chart_has_its_numbers_as_a_table_and_for_the_script(rater: Client) -> None:
+    run = run_logged({"loss": [0.7, 0.5], "eval_loss": [0.8, 0.75]})
+    html = rater.get(f"/runs/{run.pk}/").text
+    assert "Step Loss, training Loss, held out 1 0.7 0.8 2 0.5 0.75" in words(html)
+    (stored,) = re.findall(r'<script id="data-loss" type="application/json">(.*?)</script>', html)
+    data = json.loads(stored)
+    assert data["steps"] == [1, 2]
+    assert [line["values"] for line in data["lines"]] == [[0.7, 0.5], [0.8, 0.75]]
+
+
+def test_a_finished_run_has_no_bar_and_one_at_work_has(rater: Client) -> None:
+    run = make_run(steps_total=58, steps_done=58)
+    html = rater.get(f"/runs/{run.pk}/").text
+    assert "<progress" not in html
+    assert "58 steps, all done" in words(html)
+    TrainingRun.objects.filter(pk=run.pk).update(status="running", steps_done=12, finished_at=None)
+    html = rater.get(f"/runs/{run.pk}/").text
+    assert "<progress" in html
+    assert "12 of 58 steps" in words(html)
+
+
+def test_runs_side_by_side_share_charts_and_list_what_differs(rater: Client) -> None:
+    first = run_logged({"loss": [0.7, 0.5]}, recipe={"beta": 0.1, "epochs": 3}, seed=1)
+    second = run_logged({"loss": [0.7, 0.25]}, recipe={"beta": 0.3, "epochs": 3}, seed=1)
+    html = rater.get(f"/runs/compare/?run={first.pk}&run={second.pk}").text
+    text = words(html)
+    assert html.count("<figure") == 1
+    assert f"run {first.pk} from 0.7 at step 1 to 0.5 at step 2" in html
+    assert "beta 0.1 0.3" in text
+    assert "epochs 3 3" not in text
+    assert "last training loss 0.5 0.25" in text
+
+
+@pytest.mark.parametrize("count", [0, 1, 6])
+def test_too_few_or_too_many_runs_are_refused_in_words(rater: Client, count: int) -> None:
+    query = "&".join(f"run={run.pk}" for run in [make_run() for _ in range(count)])
+    answer = rater.get(f"/runs/compare/?{query}", follow=True)
+    assert answer.redirect_chain[-1][0] == "/runs/"
+    assert f"Choose 2 to 5 runs to compare; found {count}." in answer.text
+
+
+def test_what_is_not_there_is_not_found(rater: Client) -> None:
+    for query in ("77/", "?agent=No%20Slug", "?agent=a%00b", "?status=a%00b"):
+        assert rater.get(f"/runs/{query}").status_code == 404
+    run = make_run().pk
+    for other in ("999999", "x", "-1", "1' OR 1", "9" * 30):
+        assert rater.get("/runs/compare/", {"run": [run, other]}).status_code == 404
+
+
+def test_vendored_files_are_published_and_safe() -> None:
+    # vendored files are those that were published
+    rows = re.findall(r"\| (\S+\.\w+) \|.*`([0-9a-f]{64})`", (STATIC / "vendor/README.md").read_text("utf-8"))
+    kept = {"uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "inter/inter.woff2"}
+    assert {name for name, _ in rows} == kept
+    for name, stated in rows:
+        assert hashlib.sha256((STATIC / "vendor" / name).read_bytes()).hexdigest() == stated, name
+    # the library evaluates no text as code
+    source = (STATIC / "vendor/uplot/uPlot.iife.min.js").read_text("utf-8")
+    assert not re.search(r"\beval\s*\(|new Function|innerHTML|setAttribute\(.style", source)

@@ -1,7 +1,5 @@
 """Evidence becomes pairs: each source, merging, majority, caps and the split. Every number here is worked by hand."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -16,11 +14,9 @@ from rl.datasets.feedback_types import (
     CorrectionEvidence,
     Evidence,
     RatingEvidence,
-    completion_key,
-    completion_of,
     rating_value,
 )
-from rl.datasets.pairs import REASONS, Pair, RowSet, pairs_from_evidence, rows_sampled
+from rl.datasets.pairs import Pair, RowSet, pairs_from_evidence, rows_sampled
 from rl.recipes import RecipeError
 from tests.support.split_prompts import split_by_hash
 
@@ -46,152 +42,32 @@ def compared(left: str, right: str, preference: str = "left", prompt: str = TRAI
     return ComparisonEvidence(prompt, left, right, preference)
 
 
-# --- The split --------------------------------------------------------------------------------------------
+def test_the_split_changes_exactly_at_80_and_90_percent_of_the_first_eight_digits() -> None:
+    # 3435973836 / 2^32 is the last below 0.8, 3865470566 / 2^32 the last below 0.9
+    for split, digits in {
+        "train": ("00000000", "cccccccc"),
+        "eval": ("cccccccd", "e6666666"),
+        "holdout": ("e6666667", "ffffffff"),
+    }.items():
+        assert {split_by_hash(first + rest * 56) for first in digits for rest in "0f"} == {split}
 
 
-@pytest.mark.parametrize(
-    ("first_digits", "split"),
-    [
-        ("00000000", "train"),
-        ("cccccccc", "train"),  # 3435973836 / 2^32 is the last below 0.8
-        ("cccccccd", "eval"),
-        ("e6666666", "eval"),  # 3865470566 / 2^32 is the last below 0.9
-        ("e6666667", "holdout"),
-        ("ffffffff", "holdout"),
-    ],
-)
-def test_the_split_changes_exactly_at_80_and_90_percent_of_the_hashes(first_digits: str, split: str) -> None:
-    assert split_by_hash(first_digits + "5a" * 28) == split
-
-
-def test_the_split_depends_on_the_first_eight_digits_alone() -> None:
-    assert split_by_hash("cccccccc" + "f" * 56) == "train"
-    assert split_by_hash("cccccccd" + "0" * 56) == "eval"
-
-
-# --- What a rating says -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rating", "value"),
-    [
-        ({"thumb": "up"}, 1.0),
-        ({"thumb": "down"}, 0.0),
-        ({"stars": 1}, 0.0),
-        ({"stars": 2}, 0.25),
-        ({"stars": 4}, 0.75),
-        ({"stars": 5}, 1.0),
-        ({"score": 0.3}, 0.3),
-        ({"score": 0.0}, 0.0),
-        ({}, None),
-    ],
-)
-def test_a_rating_is_worth_its_share_of_the_best(rating: dict, value: float | None) -> None:
-    assert rating_value(**rating) == value
-
-
-def test_the_finest_signal_of_a_rating_speaks() -> None:
+def test_a_rating_is_worth_its_share_of_the_best_by_its_finest_signal() -> None:
+    assert [rating_value(thumb=thumb) for thumb in ("up", "down")] == [1.0, 0.0]
+    assert [rating_value(stars=stars) for stars in (1, 2, 4, 5)] == [0.0, 0.25, 0.75, 1.0]
+    assert [rating_value(score=score) for score in (0.3, 0.0)] == [0.3, 0.0]
+    assert rating_value() is None
     assert rating_value(thumb="up", stars=2, score=0.1) == 0.1
     assert rating_value(thumb="up", stars=2) == 0.25
 
 
-# --- Comparisons and corrections --------------------------------------------------------------------------
-
-
-def test_a_comparison_makes_a_pair_of_full_margin() -> None:
-    assert found(pairs_split_by_hash([compared("good", "bad")])) == [("good", "bad", "comparison", 1.0, 1)]
-    assert found(pairs_split_by_hash([compared("bad", "good", "right")])) == [
-        ("good", "bad", "comparison", 1.0, 1)
-    ]
-
-
-def test_ties_and_both_bad_make_no_pair_and_are_counted() -> None:
-    pairs = pairs_split_by_hash(
-        [compared("a", "b", "tie"), compared("a", "b", "both_bad"), compared("a", "c", "tie")]
-    )
-    assert pairs.rows == ()
-    assert pairs.left_out == {"tie": 2, "both_bad": 1}
-
-
-def test_an_unknown_preference_is_an_error() -> None:
-    with pytest.raises(ValueError, match="left, right, tie or both_bad"):
+def test_an_unknown_preference_and_knobs_out_of_range_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="neither"):
         pairs_split_by_hash([compared("a", "b", "neither")])
-
-
-def test_a_correction_beats_the_response_it_corrects() -> None:
-    pairs = pairs_split_by_hash([CorrectionEvidence(TRAIN, "wrong", "right")])
-    assert found(pairs) == [("right", "wrong", "correction", 1.0, 1)]
-
-
-def test_a_correction_the_agent_could_not_act_on_is_left_out() -> None:
-    pairs = pairs_split_by_hash([CorrectionEvidence(TRAIN, "wrong", "no json", valid=False)])
-    assert pairs.rows == ()
-    assert pairs.left_out == {"correction_invalid": 1}
-
-
-def test_responses_that_differ_in_white_space_alone_make_no_pair() -> None:
-    pairs = pairs_split_by_hash(
-        [
-            CorrectionEvidence(TRAIN, '{"widget": "table"}', '{"widget":"table"}\n'),
-            compared("a b", "a  b"),
-            *judged("x y", 1.0),
-            *judged("xy", 0.0),
-        ]
-    )
-    assert pairs.rows == ()
-    assert pairs.left_out == {"same_response": 3}
-
-
-def test_responses_that_differ_in_the_order_of_keys_alone_are_one_response() -> None:
-    one, other, padded = '{"a": 1, "b": [2]}', '{"b":[2],"a":1}', ' {"a": 1, "b": [2]}\n'
-    pairs = pairs_split_by_hash(
-        [
-            CorrectionEvidence(TRAIN, one, other),
-            compared(one, padded),
-            *judged(one, 1.0, 1.0),
-            *judged(other, 0.0),
-            *judged("no", 0.0),
-        ]
-    )
-    # three verdicts on the one object, of which two are good: written as it was most often
-    assert found(pairs) == [(one, "no", "ratings", 0.666667, 1)]
-    assert pairs.left_out == {"same_response": 2}
-
-
-def test_listed_options_in_another_order_of_keys_are_no_alternatives() -> None:
-    chosen, listed = '{"a": 1, "b": 2}', '{"b": 2, "a": 1}'
-    evidence = [*judged(chosen, 1.0), CandidatesEvidence(TRAIN, chosen, ((listed, None), ("other", None)))]
-    assert found(pairs_split_by_hash(evidence, implied=True)) == [(chosen, "other", "implied", 0.5, 1)]
-
-
-# --- Ratings ----------------------------------------------------------------------------------------------
-
-
-def test_the_better_mean_beats_the_worse_by_their_difference() -> None:
-    # means 0.75 and 0.25; three verdicts on one side, two on the other
-    pairs = pairs_split_by_hash([*judged("a", 1.0, 0.75, 0.5), *judged("b", 0.0, 0.5)])
-    assert found(pairs) == [("a", "b", "ratings", 0.5, 2)]
-
-
-def test_means_closer_than_the_margin_make_no_pair() -> None:
-    pairs = pairs_split_by_hash([*judged("a", 0.6), *judged("b", 0.4), *judged("c", 0.0)], rating_margin=0.5)
-    assert found(pairs) == [("a", "c", "ratings", 0.6, 1)]
-    assert pairs.left_out == {"below_margin": 2}
-
-
-def test_a_margin_is_met_where_binary_arithmetic_misses_it_by_a_hair() -> None:
-    assert 0.35 - 0.1 < 0.25
-    assert len(pairs_split_by_hash([*judged("a", 0.35), *judged("b", 0.1)], rating_margin=0.25).rows) == 1
-
-
-def test_ratings_of_different_prompts_are_never_paired() -> None:
-    pairs = pairs_split_by_hash([*judged("a", 1.0), *judged("b", 0.0, prompt="11" * 32)])
-    assert pairs.rows == ()
-    assert pairs.left_out == {"single_response": 2}
-
-
-def test_a_prompt_with_verdicts_on_one_response_alone_is_counted() -> None:
-    assert pairs_split_by_hash(judged("a", 1.0, 0.0, 1.0)).left_out == {"single_response": 1}
+    for name, values in {"rating_margin": (0.0, 1.1), "max_pairs_per_prompt": (0,)}.items():
+        for value in values:
+            with pytest.raises(RecipeError, match=name):
+                pairs_split_by_hash([], **{name: value})
 
 
 def test_a_thousand_responses_to_one_prompt_are_paired_from_the_ends() -> None:
@@ -205,28 +81,175 @@ def test_a_thousand_responses_to_one_prompt_are_paired_from_the_ends() -> None:
     assert pairs.left_out == {"below_margin": 499_500 - 281_625, "over_cap": 281_625 - 4}
 
 
-# --- Candidates -------------------------------------------------------------------------------------------
-
-
 def listed(choice: str, *options: str, prompt: str = TRAIN) -> CandidatesEvidence:
     return CandidatesEvidence(prompt, choice, tuple((option, None) for option in options))
 
 
-def test_scored_candidates_are_paired_by_margin_without_votes() -> None:
-    evidence = CandidatesEvidence(TRAIN, "a", (("a", 0.9), ("b", 0.5), ("c", 0.4)))
-    pairs = pairs_split_by_hash([evidence], rating_margin=0.25)
-    assert found(pairs) == [("a", "c", "candidates", 0.5, 0), ("a", "b", "candidates", 0.4, 0)]
-    assert pairs.left_out == {"below_margin": 1}
+def scored(choice: str, **scores: float) -> CandidatesEvidence:
+    return CandidatesEvidence(TRAIN, choice, tuple(scores.items()))
 
 
-def test_scores_of_a_candidate_listed_twice_are_averaged() -> None:
-    pairs = pairs_split_by_hash(
+KEYS = '{"a": 1, "b": [2]}', '{"b":[2],"a":1}', ' {"a": 1, "b": [2]}\n'
+"""One object, written three ways."""
+IMPLIED = {"implied": True}
+CASES: dict[str, tuple[list[Evidence], dict[str, Any], list[tuple[Any, ...]], dict[str, int] | None]] = {
+    # comparisons and corrections
+    "a comparison": ([compared("good", "bad")], {}, [("good", "bad", "comparison", 1.0, 1)], {}),
+    "the other side": ([compared("bad", "good", "right")], {}, [("good", "bad", "comparison", 1.0, 1)], {}),
+    "ties and both bad": (
+        [compared("a", "b", "tie"), compared("a", "b", "both_bad"), compared("a", "c", "tie")],
+        *({}, [], {"tie": 2, "both_bad": 1}),
+    ),
+    "a correction": (
+        [CorrectionEvidence(TRAIN, "wrong", "right")],
+        {},
+        [("right", "wrong", "correction", 1.0, 1)],
+        {},
+    ),
+    "a correction the agent cannot act on": (
+        [CorrectionEvidence(TRAIN, "wrong", "no json", valid=False)],
+        {},
+        [],
+        {"correction_invalid": 1},
+    ),
+    "white space alone differs": (
         [
-            CandidatesEvidence(TRAIN, "a", (("a", 0.2), ("b", 0.1))),
-            CandidatesEvidence(TRAIN, "b", (("a", 1.0), ("b", 0.3))),
-        ]
-    )
-    assert found(pairs) == [("a", "b", "candidates", 0.4, 0)]
+            *(
+                CorrectionEvidence(TRAIN, '{"widget": "table"}', '{"widget":"table"}\n'),
+                compared("a b", "a  b"),
+            ),
+            *(*judged("x y", 1.0), *judged("xy", 0.0)),
+        ],
+        *({}, [], {"same_response": 3}),
+    ),
+    # three verdicts on the one object, of which two are good: written as it was most often
+    "the order of keys alone differs": (
+        [
+            *(CorrectionEvidence(TRAIN, KEYS[0], KEYS[1]), compared(KEYS[0], KEYS[2])),
+            *(*judged(KEYS[0], 1.0, 1.0), *judged(KEYS[1], 0.0), *judged("no", 0.0)),
+        ],
+        *({}, [(KEYS[0], "no", "ratings", 0.666667, 1)], {"same_response": 2}),
+    ),
+    # ratings: means 0.75 and 0.25; three verdicts on one side, two on the other
+    "the better mean": (
+        [*judged("a", 1.0, 0.75, 0.5), *judged("b", 0.0, 0.5)],
+        {},
+        [("a", "b", "ratings", 0.5, 2)],
+        {},
+    ),
+    "closer than the margin": (
+        [*judged("a", 0.6), *judged("b", 0.4), *judged("c", 0.0)],
+        *({"rating_margin": 0.5}, [("a", "c", "ratings", 0.6, 1)], {"below_margin": 2}),
+    ),
+    # 0.35 - 0.1 is below 0.25 in binary arithmetic
+    "the margin by a hair": (
+        [*judged("a", 0.35), *judged("b", 0.1)],
+        {"rating_margin": 0.25},
+        [("a", "b", "ratings", 0.25, 1)],
+        {},
+    ),
+    "different prompts": (
+        [*judged("a", 1.0), *judged("b", 0.0, prompt="11" * 32)],
+        {},
+        [],
+        {"single_response": 2},
+    ),
+    "one response alone": (judged("a", 1.0, 0.0, 1.0), {}, [], {"single_response": 1}),
+    # candidates
+    "scored candidates": (
+        [scored("a", a=0.9, b=0.5, c=0.4)],
+        {"rating_margin": 0.25},
+        [("a", "c", "candidates", 0.5, 0), ("a", "b", "candidates", 0.4, 0)],
+        {"below_margin": 1},
+    ),
+    "a candidate scored twice": (
+        [scored("a", a=0.2, b=0.1), scored("b", a=1.0, b=0.3)],
+        {},
+        [("a", "b", "candidates", 0.4, 0)],
+        None,
+    ),
+    "a like where nothing is implied": (
+        [listed("a", "a", "b"), *judged("a", 1.0)],
+        {},
+        [],
+        {"single_response": 1},
+    ),
+    "a dislike where nothing is implied": (
+        [listed("a", "a", "b"), *judged("a", 0.0)],
+        {},
+        [],
+        {"single_response": 1},
+    ),
+    "the dislike of one of two": (
+        [listed("a", "a", "b"), *judged("a", 0.0)],
+        IMPLIED,
+        [("b", "a", "implied", 0.5, 1)],
+        None,
+    ),
+    "the dislike of one of three": ([listed("a", "a", "b", "c"), *judged("a", 0.0)], IMPLIED, [], None),
+    "a choice that was not listed": ([listed("x", "a", "b"), *judged("x", 1.0)], IMPLIED, [], None),
+    "a lukewarm verdict": (
+        [listed("a", "a", "b"), *judged("a", 0.7)],
+        IMPLIED | {"rating_margin": 0.25},
+        [],
+        None,
+    ),
+    "two liked options": (
+        [listed("a", "a", "b"), listed("b", "a", "b"), *judged("a", 1.0), *judged("b", 0.9)],
+        IMPLIED,
+        [],
+        None,
+    ),
+    "an option in another order of keys": (
+        [*judged(KEYS[0], 1.0), listed(KEYS[0], KEYS[1], "other")],
+        IMPLIED,
+        [(KEYS[0], "other", "implied", 0.5, 1)],
+        None,
+    ),
+    "stronger evidence than what is implied": (
+        [listed("a", "a", "b", "c"), *judged("a", 1.0), compared("c", "b")],
+        IMPLIED,
+        [("c", "b", "comparison", 1.0, 1)],
+        None,
+    ),
+    # merging and majority
+    "the same twice": (
+        [compared("a", "b"), compared("b", "a", "right")],
+        {},
+        [("a", "b", "comparison", 1.0, 2)],
+        {"duplicate": 1},
+    ),
+    # three for, one against: margin 1 * (3 - 1) / (3 + 1)
+    "the majority": (
+        [*[compared("a", "b")] * 3, compared("b", "a")],
+        {},
+        [("a", "b", "comparison", 0.5, 3)],
+        {"outvoted": 1, "duplicate": 2},
+    ),
+    "as many for as against": ([compared("a", "b"), compared("b", "a")], {}, [], {"conflict": 1}),
+    # ratings say a over b by 0.5 with one vote, a comparison says it fully with one: margin (0.5 + 1) / 2
+    "several sources": (
+        [*judged("a", 1.0), *judged("b", 0.5), compared("a", "b")],
+        {},
+        [("a", "b", "comparison", 0.75, 2)],
+        None,
+    ),
+    "a judgement against a score": (
+        [compared("b", "a"), scored("a", a=1.0, b=0.0)],
+        {},
+        [("b", "a", "comparison", 1.0, 1)],
+        None,
+    ),
+}
+"""Evidence, knobs, the pairs it makes and how much is left out for which reason (None: whatever it is)."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_evidence_makes_these_pairs(case: str) -> None:
+    evidence, knobs, pairs, left_out = CASES[case]
+    made = pairs_split_by_hash(evidence, **knobs)
+    assert found(made) == pairs
+    assert left_out in (None, made.left_out)
 
 
 def test_a_liked_choice_beats_one_listed_option_nobody_liked() -> None:
@@ -238,78 +261,6 @@ def test_a_liked_choice_beats_one_listed_option_nobody_liked() -> None:
     assert pair.rejected in ("b", "c")
 
 
-def test_a_verdict_on_one_of_several_options_is_no_preference_unless_that_is_asked_for() -> None:
-    """Nobody rated the other option: the verdict stays one, and is counted as such."""
-    for value in (1.0, 0.0):
-        pairs = pairs_split_by_hash([listed("a", "a", "b"), *judged("a", value)])
-        assert (pairs.rows, pairs.left_out) == ((), {"single_response": 1})
-
-
-def test_a_disliked_choice_of_two_loses_to_the_other() -> None:
-    pairs = pairs_split_by_hash([listed("a", "a", "b"), *judged("a", 0.0)], implied=True)
-    assert found(pairs) == [("b", "a", "implied", 0.5, 1)]
-
-
-def test_a_disliked_choice_of_three_says_nothing() -> None:
-    assert pairs_split_by_hash([listed("a", "a", "b", "c"), *judged("a", 0.0)], implied=True).rows == ()
-
-
-def test_a_choice_that_was_not_listed_says_nothing() -> None:
-    assert pairs_split_by_hash([listed("x", "a", "b"), *judged("x", 1.0)], implied=True).rows == ()
-
-
-def test_a_lukewarm_verdict_implies_nothing() -> None:
-    assert (
-        pairs_split_by_hash([listed("a", "a", "b"), *judged("a", 0.7)], rating_margin=0.25, implied=True).rows
-        == ()
-    )
-
-
-def test_two_liked_options_imply_nothing_about_each_other() -> None:
-    evidence = [listed("a", "a", "b"), listed("b", "a", "b"), *judged("a", 1.0), *judged("b", 0.9)]
-    assert pairs_split_by_hash(evidence, implied=True).rows == ()
-
-
-def test_what_is_implied_gives_way_to_stronger_evidence_on_the_prompt() -> None:
-    evidence = [listed("a", "a", "b", "c"), *judged("a", 1.0), compared("c", "b")]
-    assert found(pairs_split_by_hash(evidence, implied=True)) == [("c", "b", "comparison", 1.0, 1)]
-
-
-# --- Merging and majority ---------------------------------------------------------------------------------
-
-
-def test_the_same_preference_twice_is_one_pair_with_two_votes() -> None:
-    pairs = pairs_split_by_hash([compared("a", "b"), compared("b", "a", "right")])
-    assert found(pairs) == [("a", "b", "comparison", 1.0, 2)]
-    assert pairs.left_out == {"duplicate": 1}
-
-
-def test_the_majority_decides_and_its_margin_shrinks_with_dissent() -> None:
-    # three for, one against: margin 1 * (3 - 1) / (3 + 1)
-    pairs = pairs_split_by_hash([*[compared("a", "b")] * 3, compared("b", "a")])
-    assert found(pairs) == [("a", "b", "comparison", 0.5, 3)]
-    assert pairs.left_out == {"outvoted": 1, "duplicate": 2}
-
-
-def test_as_many_votes_for_as_against_make_no_pair() -> None:
-    pairs = pairs_split_by_hash([compared("a", "b"), compared("b", "a")])
-    assert pairs.rows == ()
-    assert pairs.left_out == {"conflict": 1}
-
-
-def test_a_pair_from_several_sources_is_named_after_the_strongest() -> None:
-    # ratings say a over b by 0.5 with one vote, a comparison says it fully with one: margin (0.5 + 1) / 2
-    pairs = pairs_split_by_hash([*judged("a", 1.0), *judged("b", 0.5), compared("a", "b")])
-    assert found(pairs) == [("a", "b", "comparison", 0.75, 2)]
-
-
-def test_a_judgement_outvotes_any_score_of_a_candidate() -> None:
-    pairs = pairs_split_by_hash(
-        [compared("b", "a"), CandidatesEvidence(TRAIN, "a", (("a", 1.0), ("b", 0.0)))]
-    )
-    assert found(pairs) == [("b", "a", "comparison", 1.0, 1)]
-
-
 def test_pairs_that_somebody_judged_stand_before_pairs_of_scores() -> None:
     evidence = [
         *judged("a", 0.6),
@@ -317,9 +268,6 @@ def test_pairs_that_somebody_judged_stand_before_pairs_of_scores() -> None:
         CandidatesEvidence(TRAIN, "c", (("c", 1.0), ("d", 0.0))),
     ]
     assert [p.votes for p in pairs_split_by_hash(evidence).rows] == [1, 0]
-
-
-# --- Caps, splits, samples --------------------------------------------------------------------------------
 
 
 def test_a_train_prompt_gives_its_clearest_pairs_up_to_the_cap() -> None:
@@ -366,19 +314,6 @@ def test_further_pairs_of_a_held_out_prompt_are_no_samples_of_their_own() -> Non
         assert splits["holdout"] in (0, 3)
 
 
-def test_a_held_out_pair_knows_every_preferred_and_dispreferred_response() -> None:
-    evidence = [
-        *judged("best", 1.0, prompt=HOLDOUT),
-        *judged("good", 0.9, prompt=HOLDOUT),
-        *judged("middling", 0.5, prompt=HOLDOUT),
-        *judged("bad", 0.0, prompt=HOLDOUT),
-    ]
-    pair = pairs_split_by_hash(evidence, rating_margin=0.25).rows[0]
-    assert pair.preferred == ("best", "good")
-    assert pair.dispreferred == ("bad",)
-    assert pairs_split_by_hash([compared("a", "b")]).rows[0].preferred == ()
-
-
 def test_the_order_of_the_evidence_changes_nothing() -> None:
     rng = random.Random(7)
     prompts = [TRAIN, EVAL, HOLDOUT, *(f"{i:02x}" * 32 for i in range(1, 30))]
@@ -406,52 +341,3 @@ def test_the_order_of_the_evidence_changes_nothing() -> None:
     for _ in range(5):
         rng.shuffle(evidence)
         assert pairs_split_by_hash(evidence) == first
-
-
-def test_a_sample_is_always_the_same_and_a_larger_one_holds_a_smaller() -> None:
-    pairs = pairs_split_by_hash([compared("a", "b", prompt=f"{i:02x}" * 32) for i in range(100)])
-    ten, twenty = rows_sampled(pairs, 10), rows_sampled(pairs, 20)
-    assert len(ten.rows) == 10
-    assert ten == rows_sampled(pairs, 10)
-    assert set(ten.rows) < set(twenty.rows) < set(pairs.rows)
-    assert ten.left_out == {"over_max_samples": 90}
-    assert rows_sampled(pairs, 100) is pairs
-
-
-def test_a_pair_is_simulated_where_any_judgement_behind_it_was() -> None:
-    evidence = [*judged("a", 1.0), *judged("a", 1.0, simulated=True), *judged("b", 0.0)]
-    assert pairs_split_by_hash(evidence).rows[0].simulated
-    assert not pairs_split_by_hash([*judged("a", 1.0), *judged("b", 0.0)]).rows[0].simulated
-
-
-def test_a_pair_carries_the_tags_of_both_responses_in_order() -> None:
-    evidence = [
-        RatingEvidence(TRAIN, "a", 1.0, tags=("zebra", "clear")),
-        RatingEvidence(TRAIN, "b", 0.0, tags=("wrong",)),
-    ]
-    assert pairs_split_by_hash(evidence).rows[0].tags == ("clear", "wrong", "zebra")
-
-
-def test_responses_of_messages_stay_messages() -> None:
-    call: Completion = [{"role": "assistant", "content": "", "tool_calls": [{"type": "function"}]}]
-    pair = pairs_split_by_hash([ComparisonEvidence(TRAIN, call, "Warm.", "left")]).rows[0]
-    assert pair.chosen == call
-    assert pair.rejected == "Warm."
-    assert completion_of(completion_key(call)) == call
-
-
-@pytest.mark.parametrize(
-    ("knobs", "named"),
-    [
-        ({"rating_margin": 0.0}, "rating_margin"),
-        ({"rating_margin": 1.1}, "rating_margin"),
-        ({"max_pairs_per_prompt": 0}, "max_pairs_per_prompt"),
-    ],
-)
-def test_knobs_out_of_range_are_refused_by_name(knobs: dict, named: str) -> None:
-    with pytest.raises(RecipeError, match=named):
-        pairs_split_by_hash([], **knobs)
-
-
-def test_every_reason_is_explained() -> None:
-    assert all(len(text) > 20 for text in REASONS.values())

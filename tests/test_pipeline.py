@@ -1,8 +1,7 @@
 """What follows a run: judged, moved, exported, told; and begun again where it was killed."""
 
-from __future__ import annotations
-
 import contextlib
+import json
 import socketserver
 import threading
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, ClassVar
 
 import pytest
 from django.core import mail
-from django.utils import timezone
 
 from backend import notifications
 from rl.evaluation import benchmarks
@@ -22,21 +20,16 @@ from rl.online import pipeline
 from rl.recipes.benchmark_tasks import TaskRefused, task_folder
 from rl.registry import service as registry
 from tests.support.evaluations import judged
+from tests.support.registry_rows import make_run, registered
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def policy() -> Policy:
-    run = TrainingRun.objects.create(
-        agent="widgets", method="dpo", status="succeeded", base_model="bundled", finished_at=timezone.now(),
-        follow_up="wanted",
-    )  # fmt: skip
     home = registry.home_path("policies/widgets/widgets-v1")
     home.mkdir(parents=True)
-    return registry.policy_register(
-        run, name="widgets-v1", adapter=home, adapter_sha256="a" * 64, feedback_count=1, actor="test"
-    )
+    return registered(make_run(follow_up="wanted"), "widgets-v1", home)
 
 
 class Doors:
@@ -59,10 +52,13 @@ class Doors:
         self.exported.append(order)
         path = "exports/x.gguf" if order.format == "gguf" else "exports/x-LoRA.gguf"
         Artifact.objects.create(
-            policy=registry.policy_get(order.policy), format=order.format,
+            policy=registry.policy_get(order.policy),
+            format=order.format,
             quantization=order.quantization if order.format == "gguf" else "",
-            path=path, bytes=1, sha256="b" * 64,
-        )  # fmt: skip
+            path=path,
+            bytes=1,
+            sha256="b" * 64,
+        )
         return {"files": [{"path": path}]}
 
 
@@ -108,29 +104,22 @@ def test_the_process_that_trains_a_small_policy_takes_it_to_its_end(
     assert followed == ([run_id] if here else [])
 
 
-def test_what_passes_is_promoted_exported_and_described(
-    policy: Policy, doors: Doors, ratchet_home: Path
-) -> None:
+def test_what_passes_is_promoted(policy: Policy, doors: Doors, ratchet_home: Path) -> None:
     outcome = follow(policy)
-    assert (outcome.stage, outcome.passed, outcome.exported) == (
-        "champion",
-        True,
-        ["exports/x.gguf", "exports/x-LoRA.gguf"],
-    )
+    expected = ("champion", True, ["exports/x.gguf", "exports/x-LoRA.gguf"])
+    assert (outcome.stage, outcome.passed, outcome.exported) == expected
     assert [order.compare for order in doors.evaluated] == ["base"]
     assert "accuracy: passed" in (ratchet_home / policy.adapter_path / "README.md").read_text()
 
 
-def test_what_harms_is_rejected_with_its_reason(policy: Policy, doors: Doors) -> None:
+def test_what_harms_is_rejected_or_kept_for_whoever_asks_it_by_name(policy: Policy, doors: Doors) -> None:
     doors.found = {"kl": 9.0}
+    kept = pipeline.policy_follow(policy, pipeline.FollowUpOptions(rejects=False))
+    assert (kept.stage, kept.passed) == ("candidate", False)
+    assert {"9.00", "2"} <= set(policy.events.get(kind="gated").reason.split())
     outcome = follow(policy)
     assert (outcome.stage, doors.exported) == ("rejected", [])
     assert {"9.00", "2"} <= set(policy.events.get(kind="rejected").reason.split())
-
-
-def test_whoever_rejects_a_policy_is_not_told_to_promote_it(policy: Policy, doors: Doors) -> None:
-    doors.found = {"kl": 9.0}
-    outcome = follow(policy)
     policy.refresh_from_db()
     # the registry refuses to promote what is rejected, by force too
     step = pipeline._next_step(policy, outcome)
@@ -146,9 +135,7 @@ def test_what_lacks_evidence_stays_a_candidate(policy: Policy, doors: Doors) -> 
 
 
 @pytest.mark.parametrize("refused", [EvaluationRefused, HostedFailed])
-def test_where_nothing_can_be_judged_that_is_on_record(
-    policy: Policy, doors: Doors, refused: type[ValueError]
-) -> None:
+def test_what_cannot_be_judged_is_kept(policy: Policy, doors: Doors, refused: type[ValueError]) -> None:
     doors.found = {"refusal": refused("no held-out pairs")}
     assert follow(policy).reason == "no held-out pairs"
     assert policy.events.get(kind="gated").reason == "no held-out pairs"
@@ -169,20 +156,26 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
             raise TaskRefused("there is no billing")
         for spec in order.tasks:
             task = task_folder(spec)
-            assert task is not None
             BenchmarkResult.objects.create(
-                policy=registry.policy_get(order.policy), task=task.name, source=task.source, task_sha256=task.sha256,
-                harness="h", metric="m", chat_template=True, n=200, figures=FIGURES, base_model_hash="", seconds=1.0,
+                policy=registry.policy_get(order.policy),
+                task=task.name,
+                source=task.source,
+                task_sha256=task.sha256,
+                harness="h",
+                metric="m",
+                chat_template=True,
+                n=200,
+                figures=FIGURES,
+                base_model_hash="",
+                seconds=1.0,
                 items={"hash": [], "own": [1.0] * 200, "base": [1.0] * 200},
-            )  # fmt: skip
+            )
 
     monkeypatch.setattr(benchmarks, "benchmark_policy", benchmark)
     return orders
 
 
-def test_the_benchmarks_that_a_gate_lists_are_run_before_it_is_asked(
-    policy: Policy, doors: Doors, asked: list[tuple[str, ...]]
-) -> None:
+def test_listed_benchmarks_are_run(policy: Policy, doors: Doors, asked: list[tuple[str, ...]]) -> None:
     GateSettings.objects.create(agent="widgets", benchmarks="ratchet_format, ratchet_options=0.02")
     outcome = follow(policy)
     assert (outcome.stage, asked) == ("champion", [("ratchet_format", "ratchet_options")])
@@ -190,14 +183,21 @@ def test_the_benchmarks_that_a_gate_lists_are_run_before_it_is_asked(
     assert rules["benchmarks"] == "passed"
 
 
-def test_a_benchmark_that_cannot_be_run_keeps_the_others_and_the_gate_waits(
-    policy: Policy, doors: Doors, asked: list[tuple[str, ...]]
-) -> None:
+def test_failed_benchmarks_wait(policy: Policy, doors: Doors, asked: list[tuple[str, ...]]) -> None:
     GateSettings.objects.create(agent="widgets", benchmarks="ratchet_format, billing")
     BenchmarkResult.objects.create(
-        policy=policy, task="billing", source="/gone/billing", harness="h", metric="m", chat_template=True, n=1,
-        figures=FIGURES, items={}, base_model_hash="", seconds=1.0,
-    )  # fmt: skip
+        policy=policy,
+        task="billing",
+        source="/gone/billing",
+        harness="h",
+        metric="m",
+        chat_template=True,
+        n=1,
+        figures=FIGURES,
+        items={},
+        base_model_hash="",
+        seconds=1.0,
+    )
     outcome = follow(policy)
     assert asked == [("ratchet_format", "/gone/billing"), ("ratchet_format",), ("/gone/billing",)]
     assert outcome.stage == "candidate"
@@ -206,9 +206,7 @@ def test_a_benchmark_that_cannot_be_run_keeps_the_others_and_the_gate_waits(
     assert asked[3:] == [("/gone/billing",)], "what was run stands"
 
 
-def test_without_a_list_nothing_is_benchmarked(
-    policy: Policy, doors: Doors, asked: list[tuple[str, ...]]
-) -> None:
+def test_no_list_no_benchmarks(policy: Policy, doors: Doors, asked: list[tuple[str, ...]]) -> None:
     assert follow(policy).stage == "champion"
     assert asked == []
 
@@ -227,15 +225,15 @@ def test_a_person_decides_where_no_gate_is_wanted(policy: Policy, doors: Doors) 
     assert (outcome.stage, outcome.passed) == ("candidate", True)
 
 
-def test_people_are_told_by_webhook_and_mail(
-    policy: Policy, doors: Doors, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_people_told(policy: Policy, doors: Doors, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
-    monkeypatch.setattr(notifications, "_post", lambda address, body: sent.append((address, body)) or True)
+    monkeypatch.setattr(notifications, "webhook_fault", lambda: "")
+    monkeypatch.setattr(
+        notifications, "_post", lambda record: sent.append(json.loads(record.body["body"])) or ""
+    )
     settings.NOTIFY_WEBHOOK, settings.NOTIFY_EMAIL = "https://hooks.example/1", ["olga@example.com"]
     follow(policy)
-    assert sent[0][0] == "https://hooks.example/1"
-    assert (sent[0][1]["event"], sent[0][1]["policy"]) == ("policy_promoted", "widgets-v1")
+    assert (sent[0]["type"], sent[0]["data"]["policy"]) == ("policy_promoted", "widgets-v1")
     assert mail.outbox[0].subject == "Ratchet: widgets-v1 is champion"
 
 
@@ -271,8 +269,9 @@ def test_the_mail_goes_to_the_server_and_port_that_are_set(settings: Any) -> Non
 
 
 def test_a_webhook_that_fails_stops_nothing(policy: Policy, doors: Doors, settings: Any) -> None:
-    settings.NOTIFY_WEBHOOK = "http://127.0.0.1:1/"
+    settings.NOTIFY_WEBHOOK, settings.NOTIFY_PRIVATE = "http://127.0.0.1:1/", True
     assert follow(policy).stage == "champion"
+    assert notifications.webhook_outbox().pending_count() == 1
 
 
 def follow_asked(
@@ -295,9 +294,7 @@ def test_judged_for_a_person_it_stays_a_candidate_with_the_file_it_would_be_serv
     assert TrainingRun.objects.get().follow_up == "done"
 
 
-def test_a_person_chooses_the_opponent_of_an_evaluation(
-    policy: Policy, doors: Doors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opponents_can_be_chosen(policy: Policy, doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy.run is not None
     TrainingRun.objects.update(status="succeeded", follow_up="")
     monkeypatch.setattr(pipeline, "pulse", lambda run: contextlib.nullcontext())
@@ -307,9 +304,7 @@ def test_a_person_chooses_the_opponent_of_an_evaluation(
     assert [order.compare for order in doors.evaluated] == ["base", "base"]
 
 
-def test_an_export_that_was_asked_for_judges_nothing(
-    policy: Policy, doors: Doors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_judges_nothing(policy: Policy, doors: Doors, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = follow_asked(policy, "export", monkeypatch)
     assert (doors.evaluated, outcome.exported) == ([], ["exports/x.gguf", "exports/x-LoRA.gguf"])
     assert TrainingRun.objects.get().follow_up == "done"
@@ -329,9 +324,7 @@ def test_an_export_is_made_in_the_form_that_was_asked_for(
 
 
 @pytest.mark.parametrize(("stage", "promotes"), [("candidate", False), ("champion", True)])
-def test_only_a_champion_takes_the_name_that_apps_ask_ollama_for(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch, stage: str, promotes: bool
-) -> None:
+def test_the_apps_name(policy: Policy, monkeypatch: pytest.MonkeyPatch, stage: str, promotes: bool) -> None:
     asked = []
 
     def register(policy: Policy, *, promote: bool, **_: Any) -> dict[str, str]:
@@ -344,9 +337,7 @@ def test_only_a_champion_takes_the_name_that_apps_ask_ollama_for(
     assert (asked, outcome.exported) == ([promotes], [f"ollama http://there:11434 as {policy.name}"])
 
 
-def test_an_export_that_is_refused_is_the_runs_reason_and_not_begun_again(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_export_is_the_runs_reason(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(order: Any, progress: Any) -> None:
         raise ValueError("no converter for this family")
 

@@ -1,15 +1,11 @@
 """The playground: one question to several policies, answers recorded and rated side by side."""
 
-from __future__ import annotations
-
 import json
 import re
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 
-from feedback.accounts.roles import role_give
 from feedback.models import Comparison, Decision, Rating
 from feedback.services import decision_record
 from rl.models import ServingSettings
@@ -28,14 +24,6 @@ PAGE = "/agents/support-bot/playground/"
 
 
 @pytest.fixture
-def operator(client: Client) -> Client:
-    user = User.objects.create_user("olga")
-    role_give(user, "operator")
-    client.force_login(user)
-    return client
-
-
-@pytest.fixture
 def asked_before() -> Decision:
     made = decision_record(
         agent="support-bot",
@@ -46,13 +34,10 @@ def asked_before() -> Decision:
 
 
 def ask(client: Client, *policies: str, question: str = "Where is my parcel?", **more: str) -> str:
-    answer = client.post(PAGE, {"question": question, "policy": policies, **more})
-    return answer.content.decode()
+    return client.post(PAGE, {"question": question, "policy": policies, **more}).content.decode()
 
 
-def test_the_apps_own_answer_to_the_prompt_stands_beside(
-    operator: Client, parrot: Parrot, asked_before: Decision
-) -> None:
+def test_the_apps_answer_stands_beside(operator: Client, parrot: Parrot, asked_before: Decision) -> None:
     assert operator.get(PAGE).context["before"] is None
     assert operator.get(f"{PAGE}?decision={asked_before.pk}").context["before"]["decision"] == asked_before
     for _ in range(2):  # what was asked here is no answer of the app
@@ -60,9 +45,7 @@ def test_the_apps_own_answer_to_the_prompt_stands_beside(
         assert page.context["before"]["decision"] == asked_before
 
 
-def test_each_policy_answers_and_each_answer_is_a_decision(
-    operator: Client, parrot: Parrot, asked_before: Decision
-) -> None:
+def test_each_answer_is_a_decision(operator: Client, parrot: Parrot, asked_before: Decision) -> None:
     policy_made("support-bot-v1", "support-bot")
     page = ask(operator, "base", "support-bot-v1")
     made = Decision.objects.exclude(pk=asked_before.pk)
@@ -71,9 +54,7 @@ def test_each_policy_answers_and_each_answer_is_a_decision(
     assert page.count("hello there") == 2
 
 
-def test_a_policy_that_fails_hides_no_other_answer(
-    operator: Client, parrot: Parrot, asked_before: Decision
-) -> None:
+def test_a_failure_hides_no_other(operator: Client, parrot: Parrot, asked_before: Decision) -> None:
     policy_made("support-bot-v1", "support-bot")
     parrot.failing["support-bot-v1"] = BackendFailed("the adapter is damaged")
     page = ask(operator, "base", "support-bot-v1")
@@ -81,9 +62,7 @@ def test_a_policy_that_fails_hides_no_other_answer(
     assert "hello there" in page
 
 
-def test_listed_candidates_come_with_their_probabilities(
-    operator: Client, parrot: Parrot, asked_before: Decision
-) -> None:
+def test_candidates_have_probabilities(operator: Client, parrot: Parrot, asked_before: Decision) -> None:
     ServingSettings.objects.create(agent="support-bot", choose_temperature=1, epsilon=0)
     page = ask(operator, "base", candidates="yes\nno")
     # the parrot's log-probability is minus the length: e^-2 against e^-3
@@ -91,9 +70,7 @@ def test_listed_candidates_come_with_their_probabilities(
 
 
 @pytest.mark.parametrize("verdict", ["up", "down"])
-def test_an_answer_is_rated_where_it_stands(
-    operator: Client, parrot: Parrot, asked_before: Decision, verdict: str
-) -> None:
+def test_answers_are_rated(operator: Client, parrot: Parrot, asked_before: Decision, verdict: str) -> None:
     ask(operator, "base")
     made = Decision.objects.get(policy="base")
     answer = operator.post(
@@ -105,9 +82,7 @@ def test_an_answer_is_rated_where_it_stands(
     assert (rating.thumb, rating.rater) == (verdict, "olga")
 
 
-def test_the_best_of_three_is_preferred_to_both_others(
-    operator: Client, parrot: Parrot, asked_before: Decision
-) -> None:
+def test_the_best_of_three_wins_twice(operator: Client, parrot: Parrot, asked_before: Decision) -> None:
     policy_made("support-bot-v1", "support-bot")
     policy_made("support-bot-v2", "support-bot", stage="candidate")
     ask(operator, "base", "support-bot-v1", "support-bot-v2")
@@ -133,9 +108,7 @@ def test_a_recorded_prompt_fills_the_question(operator: Client, asked_before: De
     assert re.search(r"<textarea name=\"question\"[^>]*>Where is my parcel\?</textarea>", page)
 
 
-def test_a_text_is_asked_with_the_system_prompt_of_the_recorded_decisions(
-    operator: Client, parrot: Parrot
-) -> None:
+def test_the_recorded_system_prompt_is_asked_with(operator: Client, parrot: Parrot) -> None:
     policy_made("support-bot-v1", "support-bot")
     system = {"role": "system", "content": "Answer in JSON."}
     for number in range(3):

@@ -1,7 +1,5 @@
 """Plugins: found by setting and entry point, registered once, and named and left out where they cannot be used."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -19,15 +17,16 @@ from backend.operator_file import OperatorFileError, operator_settings
 from backend.plugins import KINDS, Plugin, object_at, plugins_check, plugins_load
 from feedback.transfer.formats.order import FORMATS, ORDER, READ_AS, SHAPES
 from feedback.transfer.formats.readers import format_of_row
+from feedback.transfer.formats.records import FormatRefused
 from rl import doctor
 from rl.agents import AGENTS
-from rl.export.exporters import EXPORTERS, Exporter, exporters_of
+from rl.apps import PACKAGE, commands_enter
+from rl.export.artifact import EXPORTERS, Exporter, exporters_of
 from rl.export.service import ExportOrder, ExportOrderRefused, export
-from rl.management.method_commands import PACKAGE, commands_enter
 from rl.models import Snapshot
 from rl.recipes import RecipeError, recipe_named
 from rl.recipes.base import DATASET_KINDS
-from rl.recipes.benchmark_tasks import BENCHMARKS, task_folder, task_names
+from rl.recipes.benchmark_tasks import BENCHMARKS, task_names
 from rl.recipes.methods import METHODS, RECIPES, method_named, policy_methods
 from rl.rewards.base import RewardSample
 from rl.rewards.catalogue import REWARDS, RewardRefused, reward_names, rewards_named
@@ -92,57 +91,18 @@ def installed(monkeypatch: pytest.MonkeyPatch, kind: str, *named: tuple[str, str
     monkeypatch.setattr(plugins, "_entry_points", lambda: {group: points})
 
 
-@pytest.mark.parametrize("path", ["mail", "mail:AGENT", "mail.AGENT"])
-def test_a_path_names_a_module_or_an_object_in_it(module: Module, path: str) -> None:
+@pytest.mark.parametrize("path", ["mail", "mail:AGENT", "mail.AGENT", ""])
+def test_names_of_modules_and_objects(module: Module, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     module("mail", AGENT)
-    plugins_load("agents", [path])
+    if not path:
+        installed(monkeypatch, "agents", ("own", "mail:AGENT"))
+    plugins_load("agents", [path] if path else [])
     assert AGENTS["own"].title == "Own"
     assert not only_plugin().fault
-
-
-def test_an_entry_point_names_one_too(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    module("mail", AGENT)
-    installed(monkeypatch, "agents", ("own", "mail:AGENT"))
-    plugins_load("agents")
-    assert AGENTS["own"].title == "Own"
-
-
-def test_one_that_is_named_twice_is_registered_once(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    module("mail", AGENT)
+    # named twice, it is registered once
     installed(monkeypatch, "agents", ("own", "mail:AGENT"))
     plugins_load("agents", ["mail"])
-    plugins_load("agents", ["mail"])
-    assert [plugin.fault for plugin in plugins.plugins.values()] == ["", ""]
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        (
-            "import nowhere_at_all",
-            "cannot be imported (ModuleNotFoundError: No module named 'nowhere_at_all')",
-        ),
-        ("AGENT = 3", "expected an Agent (rl.agents.base), found 3"),
-        ("OTHER = 3", "cannot be imported (AttributeError: module 'mail' has no attribute 'AGENT')"),
-        ("import sys; sys.exit('gone')", "cannot be imported (SystemExit: gone)"),
-        ("def (", "cannot be imported (SyntaxError: invalid syntax (mail.py, line 1))"),
-        (
-            AGENT.replace("own", "filer"),
-            "the slug 'filer' is taken by another agent, 'Filer': choose another slug",
-        ),
-    ],
-)
-def test_one_that_cannot_be_used_is_named_and_left_out(module: Module, source: str, said: str) -> None:
-    module("mail", source)
-    module("sound", AGENT)
-    before = set(AGENTS)
-    plugins_load("agents", ["mail", "sound"])
-    assert set(AGENTS) == before | {"own"}
-    broken, sound = plugins.plugins.values()
-    assert broken.fault == said
-    assert not sound.fault
-    assert broken.text.startswith("RATCHET_AGENTS: mail ")
-    assert said in broken.text
+    assert {plugin.fault for plugin in plugins.plugins.values()} == {""}
 
 
 def test_a_package_that_is_broken_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +125,7 @@ def test_check_and_doctor_say_what_was_left_out_and_let_the_site_start() -> None
     assert "RATCHET_AGENTS" in diagnosis.next_step
 
 
-def test_a_plugin_that_brings_torch_into_every_process_is_used_and_named(
-    module: Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_with_torch_is_used_and_named(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = sys.modules.pop("torch", None)
     try:
         module("mail", f"import sys; sys.modules['torch'] = sys\n{AGENT}")
@@ -188,9 +146,6 @@ def test_every_kind_has_its_setting_and_its_registry(settings: Any) -> None:
         assert callable(object_at(facts.register, ""))
 
 
-# --- Rewards ------------------------------------------------------------------------------------------------
-
-
 def test_a_reward_from_outside_is_known_by_its_name(module: Module) -> None:
     module("mail", "def brevity(sample):\n    return 2.0 - len(sample.response) / 10\n")
     plugins_load("rewards", ["mail.brevity"])
@@ -200,27 +155,6 @@ def test_a_reward_from_outside_is_known_by_its_name(module: Module) -> None:
     with pytest.raises(RewardRefused, match="brevity, learned"):
         rewards_named(["brevty"])
 
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("mail.THREE", "expected a function of a sample, or an object with name and score; found 3"),
-        ("mail.agent", "the name 'agent' is taken by another reward: choose another name"),
-        ("mail.LOUD", "expected a name of small letters, digits, _ and -, found 'Loud one'"),
-    ],
-)
-def test_what_is_no_reward_is_left_out(module: Module, path: str, said: str) -> None:
-    module(
-        "mail",
-        "THREE = 3\ndef agent(sample): return 1\n"
-        "class LOUD:\n    name = 'Loud one'\n    def score(self, samples): return []\n",
-    )
-    plugins_load("rewards", [path])
-    assert only_plugin().fault.endswith(said)
-    assert REWARDS == {}
-
-
-# --- Formats ------------------------------------------------------------------------------------------------
 
 FORMAT = """
 from feedback.transfer.formats.base import TaughtPrompt, row_format
@@ -238,9 +172,7 @@ FORMAT = row_format("mails", "Mails", recognises, records, (SHAPE,))
 """
 
 
-def test_a_format_from_outside_is_asked_before_tables_and_after_those_with_names_of_their_own(
-    module: Module,
-) -> None:
+def test_a_format_from_outside_has_its_place_in_the_order(module: Module) -> None:
     module("mail", FORMAT)
     plugins_load("formats", ["mail", "mail:FORMAT"])
     assert [plugin.fault for plugin in plugins.plugins.values()] == ["", ""]
@@ -254,44 +186,27 @@ def test_a_format_from_outside_is_asked_before_tables_and_after_those_with_names
     assert known is FORMATS["mails"]
 
 
-def test_a_format_that_fails_on_rows_of_others_knows_them_not(
-    module: Module, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_format_knows_no_rows(module: Module, caplog: pytest.LogCaptureFixture) -> None:
     module("mail", FORMAT)
     plugins_load("formats", ["mail"])
     for _ in range(3):
-        known = format_of_row({"prompt": "?", "response": "!", "rating": 5})
-        assert known is not None
-        assert known.name == "table"
-    said = [record.message for record in caplog.records]
-    (warning,) = said
+        assert format_of_row({"prompt": "?", "response": "!", "rating": 5}).name == "table"
+    (warning,) = [record.message for record in caplog.records]
     assert "mails" in warning
     assert "(KeyError: 'mailbox')" in warning
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("FORMAT = {}", "expected a Format (feedback.transfer.formats.base), found {}"),
-        ("FORMAT = replace(FORMAT, name='trl', shapes=())", "the name 'trl' is taken by another format"),
-        ("FORMAT = replace(FORMAT, name='auto', shapes=())", "the name 'auto' is taken by another format"),
-        ("FORMAT = replace(FORMAT, name='a b', shapes=())", "expected a name of small letters"),
-        ("FORMAT = replace(FORMAT, shapes=(3,))", "expected shapes of RowShape with views of View, found 3"),
-        (
-            "FORMAT = replace(FORMAT, name='other')",
-            "expected the first shape to have the name 'other', found 'mails'",
-        ),
-    ],
-)
-def test_what_is_no_format_is_left_out(module: Module, change: str, said: str) -> None:
-    module("mail", f"{FORMAT}from dataclasses import replace\n{change}\n")
-    before = [*ORDER]
+def test_a_format_from_outside_that_makes_a_mistake_refuses_the_file(module: Module, tmp_path: Path) -> None:
+    """A row without `reply` is the mail's own, and its reader asks for it."""
+    module("mail", FORMAT)
     plugins_load("formats", ["mail"])
-    assert said in only_plugin().fault
-    assert before == ORDER
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"mailbox": "help", "mail": "?", "liked": 1}\n')
+    with pytest.raises(
+        FormatRefused, match=r"the plugin that reads mails made a mistake \(KeyError: 'reply'\)"
+    ):
+        list(FORMATS["mails"].read(path, None))
 
-
-# --- Methods ------------------------------------------------------------------------------------------------
 
 METHOD = """
 from dataclasses import dataclass
@@ -322,103 +237,30 @@ def test_a_method_from_outside_has_recipe_section_and_command(module: Module) ->
         parser = load_command_class(table["train_mail_po"], "train_mail_po").create_parser(
             "manage.py", "train_mail_po"
         )
-        options = vars(parser.parse_args(["--gamma", "0.25", "--agent", "own"]))
-        assert options["gamma"] == 0.25
+        assert vars(parser.parse_args(["--gamma", "0.25", "--agent", "own"]))["gamma"] == 0.25
         assert "Learn from mails" in parser.format_help()
     finally:
         table.pop("train_mail_po", None)
         sys.modules.pop(f"{PACKAGE}.train_mail_po", None)
 
 
-def test_the_section_of_a_method_that_was_left_out_stops_nothing() -> None:
+def test_unknown_methods_and_kinds() -> None:
+    # the section of a method that was left out stops nothing
     found = {"mail_po": {"gamma": 0.9}, "dpo": {"beta": 0.2}}
     with pytest.raises(OperatorFileError, match="no section 'mail_po'"):
         operator_settings(found)
     assert operator_settings(found, methods_missing=True).sections == {"dpo": {"beta": 0.2}}
-
-
-def test_a_method_nobody_knows_is_named_with_those_there_are() -> None:
+    # a method nobody knows is named with those there are
     with pytest.raises(RecipeError, match="no method 'mail_po'; known are dpo, grpo"):
         method_named("mail_po")
-
-
-def test_the_kinds_of_datasets_are_those_of_snapshots() -> None:
+    # the kinds of datasets are those of snapshots
     assert set(DATASET_KINDS) == set(Snapshot.Kind.values)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("METHOD = 3", "expected a Method (rl.recipes.base), found 3"),
-        ("METHOD = replace(METHOD, slug='dpo')", "the slug 'dpo' is taken by another method"),
-        ("METHOD = replace(METHOD, slug='rlhf')", "the slug 'rlhf' is taken by another method"),
-        (
-            "METHOD = replace(METHOD, slug='Mail-PO')",
-            "expected a slug of small letters, digits and _, found 'Mail-PO'",
-        ),
-        ("METHOD = replace(METHOD, kind='mails')", "expected a kind of dataset, one of pairs, labels"),
-        (
-            "METHOD = replace(METHOD, presets={'cpu': MailRecipe()})",
-            "expected presets with `default`, a Recipe",
-        ),
-        ("METHOD = replace(METHOD, presets={'default': BasicRecipe()})", "found default: BasicRecipe"),
-        ("METHOD = replace(METHOD, presets=METHOD.presets | {'cpu': Recipe()})", "found another: cpu"),
-        ("METHOD = replace(METHOD, trainer='nowhere.Trainer')", "expected trainer as `module:name`"),
-        ("METHOD = replace(METHOD, policy=False)", "expected policy and adapter to be true"),
-        (
-            "METHOD = replace(METHOD, options={'delta': ''})",
-            "knobs of MailRecipe, found 'delta'",
-        ),
-        (
-            "METHOD = replace(METHOD, rewarded=True)",
-            "knobs of MailRecipe, found 'reward', ''",
-        ),
-        ("METHOD = replace(METHOD, help='')", "expected help"),
-    ],
-)
-def test_what_is_no_method_is_left_out(module: Module, change: str, said: str) -> None:
-    module("mail", f"{METHOD}from dataclasses import replace\n{change}\n")
-    before = {*METHODS}
-    plugins_load("methods", ["mail"])
-    assert said in only_plugin().fault
-    assert set(METHODS) == before
-
-
-# --- Exporters ----------------------------------------------------------------------------------------------
-
 EXPORTER = """
-from rl.export.exporters import Exporter
+from rl.export.artifact import Exporter
 EXPORTER = Exporter("mail-zip", "nowhere_at_all:export_zip", "a zip")
 """
-
-
-def test_an_exporter_from_outside_is_listed(module: Module) -> None:
-    module("mail", EXPORTER)
-    plugins_load("exporters", ["mail"])
-    assert exporters_of("adapter")[-1] == "mail-zip"
-    assert exporters_of("linear") == ["linear"]
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("EXPORTER = 3", "expected an Exporter (rl.export.exporters), found 3"),
-        ("EXPORTER = replace(EXPORTER, name='gguf')", "the name 'gguf' is taken by another exporter"),
-        ("EXPORTER = replace(EXPORTER, name='a' * 17)", "expected a name of up to 16 small letters"),
-        ("EXPORTER = replace(EXPORTER, writer='nowhere')", "expected its writer as `module:function`"),
-        (
-            "EXPORTER = replace(EXPORTER, policy_kind='model')",
-            "expected `policy_kind` as adapter or linear, found 'model'",
-        ),
-        ("EXPORTER = replace(EXPORTER, options=('colour',))", "expected options of quantization, model_name"),
-    ],
-)
-def test_what_is_no_exporter_is_left_out(module: Module, change: str, said: str) -> None:
-    module("mail", f"{EXPORTER}from dataclasses import replace\n{change}\n")
-    before = {*EXPORTERS}
-    plugins_load("exporters", ["mail"])
-    assert said in only_plugin().fault
-    assert set(EXPORTERS) == before
 
 
 @pytest.mark.parametrize(
@@ -430,9 +272,7 @@ def test_what_is_no_exporter_is_left_out(module: Module, change: str, said: str)
         ("mail:absent", "expected the files that it names, found none at"),
     ],
 )
-def test_a_writer_that_does_not_write_is_refused_by_name(
-    module: Module, tmp_path: Path, writer: str, said: str
-) -> None:
+def test_a_bad_writer_is_refused(module: Module, tmp_path: Path, writer: str, said: str) -> None:
     module(
         "mail",
         "from pathlib import Path\nfrom rl.export.artifact import ExportedFile, ExportResult\n"
@@ -449,9 +289,6 @@ def test_a_writer_that_does_not_write_is_refused_by_name(
         export(order)
 
 
-# --- Benchmarks ---------------------------------------------------------------------------------------------
-
-
 def task(folder: Path, name: str = "mail_tone") -> Path:
     folder.mkdir()
     (folder / "items.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
@@ -462,47 +299,120 @@ def task(folder: Path, name: str = "mail_tone") -> Path:
     return folder
 
 
-def test_a_benchmark_from_outside_is_known_by_the_name_in_its_file(module: Module, tmp_path: Path) -> None:
-    module("mail", f"BENCHMARK = {str(task(tmp_path / 'tone'))!r}")
-    plugins_load("benchmarks", ["mail"])
-    assert task_names()[-1] == "mail_tone"
-    found = task_folder("mail_tone")
-    assert found is not None
-    assert (found.name, found.source) == ("mail_tone", "installed")
+REPLACED = "from dataclasses import replace\n"
+HERE = "__file__.rpartition('/')[0]"
+UNUSABLE: dict[str, tuple[str, dict[str, str]]] = {
+    "agents": (
+        "",
+        {
+            "import nowhere_at_all": "ModuleNotFoundError",
+            "AGENT = 3": "expected an Agent",
+            "OTHER = 3": "AttributeError",
+            "import sys; sys.exit('gone')": "SystemExit",
+            "def (": "SyntaxError",
+            AGENT.replace("own", "filer"): "'filer' is taken",
+        },
+    ),
+    "rewards": (
+        "",
+        {
+            "THREE = 3": "found 3",
+            "def agent(sample): return 1": "'agent' is taken",
+            "class LOUD:\n    name = 'Loud one'\n    def score(self, samples): return []": "'Loud one'",
+        },
+    ),
+    "formats": (
+        FORMAT + REPLACED,
+        {
+            "FORMAT = {}": "expected a Format",
+            "FORMAT = replace(FORMAT, name='trl', shapes=())": "'trl' is taken",
+            "FORMAT = replace(FORMAT, name='auto', shapes=())": "'auto' is taken",
+            "FORMAT = replace(FORMAT, name='a b', shapes=())": "expected a name",
+            "FORMAT = replace(FORMAT, shapes=(3,))": "expected shapes",
+            "FORMAT = replace(FORMAT, name='other')": "the first shape",
+        },
+    ),
+    "methods": (
+        METHOD + REPLACED,
+        {
+            "METHOD = 3": "expected a Method",
+            "METHOD = replace(METHOD, slug='dpo')": "'dpo' is taken",
+            "METHOD = replace(METHOD, slug='rlhf')": "'rlhf' is taken",
+            "METHOD = replace(METHOD, slug='Mail-PO')": "'Mail-PO'",
+            "METHOD = replace(METHOD, kind='mails')": "a kind of dataset",
+            "METHOD = replace(METHOD, presets={'cpu': MailRecipe()})": "`default`",
+            "METHOD = replace(METHOD, presets={'default': BasicRecipe()})": "BasicRecipe",
+            "METHOD = replace(METHOD, presets=METHOD.presets | {'cpu': Recipe()})": "another: cpu",
+            "METHOD = replace(METHOD, trainer='nowhere.Trainer')": "expected trainer",
+            "METHOD = replace(METHOD, policy=False)": "policy and adapter",
+            "METHOD = replace(METHOD, options={'delta': ''})": "'delta'",
+            "METHOD = replace(METHOD, rewarded=True)": "'reward'",
+            "METHOD = replace(METHOD, help='')": "expected help",
+        },
+    ),
+    "exporters": (
+        EXPORTER + REPLACED,
+        {
+            "EXPORTER = 3": "expected an Exporter",
+            "EXPORTER = replace(EXPORTER, name='gguf')": "'gguf' is taken",
+            "EXPORTER = replace(EXPORTER, name='a' * 17)": "expected a name",
+            "EXPORTER = replace(EXPORTER, writer='nowhere')": "`module:function`",
+            "EXPORTER = replace(EXPORTER, policy_kind='model')": "`policy_kind`",
+            "EXPORTER = replace(EXPORTER, options=('colour',))": "expected options",
+        },
+    ),
+    "benchmarks": (
+        "",
+        {
+            "BENCHMARK = 3": "found 3",
+            "BENCHMARK = 'nowhere/at/all'": "expected a task folder",
+            f"BENCHMARK = {HERE} + '/empty'": "one YAML file",
+            f"BENCHMARK = {HERE} + '/taken'": "'ratchet_format' is taken",
+        },
+    ),
+}
+"""Kind -> start of a module, and its end -> what the fault names."""
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("BENCHMARK = 3", "expected the path of a task folder (docs/benchmarks.md), found 3"),
-        ("BENCHMARK = 'nowhere/at/all'", "expected a task folder at"),
-        ("BENCHMARK = __file__.rpartition('/')[0] + '/empty'", "expected one YAML file in the task folder"),
-        (
-            "BENCHMARK = __file__.rpartition('/')[0] + '/taken'",
-            "the name 'ratchet_format' is taken by another benchmark",
-        ),
-    ],
-)
-def test_what_is_no_benchmark_is_left_out(module: Module, tmp_path: Path, source: str, said: str) -> None:
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_what_cannot_be_used_is_named_and_left_out(module: Module, tmp_path: Path, kind: str) -> None:
     (tmp_path / "empty").mkdir()
     task(tmp_path / "taken", "ratchet_format")
-    module("mail", source)
-    plugins_load("benchmarks", ["mail"])
-    assert said in only_plugin().fault
-    assert BENCHMARKS == {}
-
-
-# --- As the program starts ----------------------------------------------------------------------------------
+    module("sound", AGENT)
+    before = [dict(table) for table in TABLES[1:]], [*ORDER]
+    start, ends = UNUSABLE[kind]
+    for number, (end, fault) in enumerate(ends.items()):
+        plugins.plugins.clear()
+        name = module(f"mail{number}", f"{start}{end}\n")
+        rewards = {"THREE": ".THREE", "def a": ".agent", "class": ".LOUD"} if kind == "rewards" else {}
+        plugins_load(
+            kind, [name + next((path for word, path in rewards.items() if end.startswith(word)), "")]
+        )
+        plugins_load("agents", ["sound"])
+        broken, sound = plugins.plugins.values()
+        assert fault in broken.fault, end
+        assert f"RATCHET_{kind.upper()}: {name}" in broken.text
+        assert not sound.fault
+    assert before == ([dict(table) for table in TABLES[1:]], [*ORDER])
+    assert AGENTS["filer"].title == "Filer"
 
 
 @pytest.mark.slow
 def test_the_setting_is_read_when_the_program_starts_and_a_broken_one_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "mine_own.py").write_text(AGENT)
     code = "import django; django.setup(); from rl.agents import get_agent; print(get_agent('own').title)"
+    ours = {"DJANGO_SETTINGS_MODULE": "backend.settings", "RATCHET_AGENTS": "no_such_module,mine_own"}
+    env = {**os.environ, **ours, "PYTHONPATH": str(tmp_path), "RATCHET_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "backend.settings", "RATCHET_AGENTS": "no_such_module,mine_own",
-             "PYTHONPATH": str(tmp_path), "RATCHET_HOME": str(tmp_path)},
-    )  # fmt: skip
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT, env=env
+    )
     assert (done.stdout.strip(), done.returncode) == ("Own", 0), done.stderr
     assert "plugin RATCHET_AGENTS: no_such_module was left out: cannot be imported" in done.stderr
+
+
+def test_exporters_and_benchmarks_from_outside_are_listed(module: Module, tmp_path: Path) -> None:
+    module("mail", f"{EXPORTER}\nBENCHMARK = {str(task(tmp_path / 'tone'))!r}")
+    plugins_load("exporters", ["mail"])
+    plugins_load("benchmarks", ["mail"])
+    assert (exporters_of("adapter")[-1], exporters_of("linear")) == ("mail-zip", ["linear"])
+    assert task_names()[-1] == "mail_tone"

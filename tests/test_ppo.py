@@ -1,7 +1,5 @@
 """PPO runs on a tiny model: they start unbiased, learn, stop, resume, refuse and tell."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,9 +17,18 @@ from rl.training.result import Silent, TrainingFailed, TrainingRefused, TrainRes
 from tests.support.tiny_models import HARDWARE, tiny_model
 
 QUICK = PPORecipe(
-    batch_size=8, mini_batch_size=4, ppo_epochs=2, learning_rate=5e-3, lora_r=4, lora_alpha=8, max_length=96,
-    max_new_tokens=8, max_steps=2, top_k=0, top_p=1.0,
-)  # fmt: skip
+    batch_size=8,
+    mini_batch_size=4,
+    ppo_epochs=2,
+    learning_rate=5e-3,
+    lora_r=4,
+    lora_alpha=8,
+    max_length=96,
+    max_new_tokens=8,
+    max_steps=2,
+    top_k=0,
+    top_p=1.0,
+)
 
 ROWS = [
     {"prompt": [{"role": "user", "content": f"how did revenue change over week {i}"}], "state": {"week": i}}
@@ -69,9 +76,15 @@ def trainer(base_path: Path, tmp_path: Path) -> Callable[..., PPOTrainer]:
         folder: str = "run", *, reward: Any = None, listener: Any = None, resume: bool = False, **knobs: Any
     ) -> PPOTrainer:
         return PPOTrainer(
-            QUICK.with_knobs(**knobs), str(base_path), output_dir=tmp_path / folder, agent="assistant",
-            hardware=HARDWARE, listener=listener, resume=resume, rewards=[reward or Length()],
-        )  # fmt: skip
+            QUICK.with_knobs(**knobs),
+            str(base_path),
+            output_dir=tmp_path / folder,
+            agent="assistant",
+            hardware=HARDWARE,
+            listener=listener,
+            resume=resume,
+            rewards=[reward or Length()],
+        )
 
     return make
 
@@ -82,9 +95,7 @@ def weights(result: TrainResult) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["adapter", "shared"])
-def test_before_anything_is_learnt_the_ratio_is_one(
-    trainer: Callable[..., PPOTrainer], backbone: str
-) -> None:
+def test_the_ratio_begins_at_one(trainer: Callable[..., PPOTrainer], backbone: str) -> None:
     row = trainer(value_backbone=backbone, ppo_epochs=1, mini_batch_size=8, max_steps=1).train(ROWS).metrics
     assert row["optimiser_steps"] == 1
     assert row["ratio"] == pytest.approx(1, abs=1e-6)
@@ -243,9 +254,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(trainer: Callable[..., PPOTraine
         trainer(learning_rate=1e30, max_steps=3).train(ROWS)
 
 
-def test_nothing_to_train_on_is_refused(
-    trainer: Callable[..., PPOTrainer], base_path: Path, tmp_path: Path
-) -> None:
+def test_nothing_to_learn_from(trainer: Callable[..., PPOTrainer], base_path: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingRefused, match="at least one prompt"):
         trainer().train([])
     with pytest.raises(TrainingRefused, match="row 0: expected `prompt`"):
@@ -271,11 +280,9 @@ def test_knobs_out_of_range_are_refused(knobs: dict[str, Any], message: str) -> 
 
 def test_the_defaults_are_the_documented_ones() -> None:
     recipe = PPOConfig()
-    expected = {
-        "learning_rate": 1.41e-5, "batch_size": 8, "mini_batch_size": 4, "ppo_epochs": 4, "init_kl_coef": 0.2,
-        "target_kl": 6.0, "gamma": 1.0, "lam": 0.95, "cliprange": 0.2, "vf_coef": 0.1, "max_new_tokens": 128,
-        "temperature": 1.0, "top_k": 50, "top_p": 0.95,
-    }  # fmt: skip
+    expected = {"learning_rate": 1.41e-5, "batch_size": 8, "mini_batch_size": 4, "ppo_epochs": 4}
+    expected |= {"init_kl_coef": 0.2, "target_kl": 6.0, "gamma": 1.0, "lam": 0.95, "cliprange": 0.2}
+    expected |= {"vf_coef": 0.1, "max_new_tokens": 128, "temperature": 1.0, "top_k": 50, "top_p": 0.95}
     assert {name: getattr(recipe, name) for name in expected} == expected
     long = PPO_CONFIG["prioritizer"]
     assert (long.max_length - long.max_new_tokens, long.max_new_tokens) == (1024, 256)

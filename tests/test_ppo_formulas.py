@@ -1,17 +1,19 @@
 """PPO's formulas: against named vectors, cases worked by hand, and properties that must hold for any numbers."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rl.recipes import PPORecipe
+from rl.training.encoding import EncodedResponse
 from rl.training.ppo_formulas import (
     explained_variance,
     gae,
@@ -27,6 +29,10 @@ from rl.training.ppo_formulas import (
     truncate_at_stop,
     value_loss_clipped,
 )
+from rl.training.ppo_step import experience_gather, update
+from rl.training.rollout import Rollout
+from rl.training.run import Processes
+from rl.training.shared_base import POLICY, VALUE
 
 VECTORS = Path(__file__).parent.parent.parent / "shared" / "data" / "vectors" / "reference_vectors.json"
 
@@ -56,9 +62,6 @@ def ragged(*lengths: int) -> Tensor:
     return torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
 
 
-# --- Named vectors ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["ppo-policy-high", "ppo-policy-mid"])
 def test_the_policy_loss_is_the_published_one(name: str) -> None:
     case = vector(name)
@@ -70,23 +73,20 @@ def test_the_policy_loss_is_the_published_one(name: str) -> None:
     assert float(found.clip_fraction) == expected["clipfrac"]
 
 
-def test_gae_is_the_published_one() -> None:
+def test_published_formulas() -> None:
+    # gae is the published one
     case = vector("gae")
     given = case["input"]
     rewards, values = row(*given["rewards"]), row(*given["values"])
     advantages, returns = gae(rewards, values, all_true(values), given["gamma"], given["lam"])
     assert advantages[0].tolist() == pytest.approx(case["expected"]["advantages"], abs=case["tol"])
     assert returns[0].tolist() == pytest.approx(case["expected"]["returns"], abs=case["tol"])
-
-
-def test_masked_statistics_are_the_published_ones() -> None:
+    # masked statistics are the published ones
     case = vector("masked-stats")
     x, mask = row(*case["input"]["x"]), torch.tensor([case["input"]["mask"]], dtype=torch.bool)
     assert float(masked_mean(x, mask)) == pytest.approx(case["expected"]["mean"], abs=case["tol"])
     assert float(masked_var(x, mask)) == pytest.approx(case["expected"]["var"], abs=case["tol"])
-
-
-def test_an_answer_ends_at_its_first_stop_token() -> None:
+    # an answer ends at its first stop token
     case = vector("truncate-at-stop")
     kept, mask = truncate_at_stop(torch.tensor(case["input"]["seqs"]), {2, 869}, 0)
     assert kept.tolist() == case["expected"]["out"]
@@ -103,18 +103,14 @@ def test_the_mean_over_tokens_is_the_published_one() -> None:
     assert float(cut) == pytest.approx(expected["d_global_token_mean"], abs=case["tol"])
 
 
-# --- Worked by hand ---------------------------------------------------------------------------------------
-
-
-def test_the_score_comes_with_the_last_token_and_the_kl_with_each() -> None:
+def test_where_rewards_stand() -> None:
+    # the score comes with the last token and the kl with each
     kl = torch.tensor([[0.1, 0.2, 0.3], [0.5, 9.0, 9.0]])
     rewards = rewards_per_token(torch.tensor([1.0, -1.0]), kl, ragged(3, 1), kl_coef=0.2)
     # -0.2 * kl; row 0 gets +1 at its third token, row 1 gets -1 at its only one
     expected = torch.tensor([[-0.02, -0.04, 0.94], [-1.1, 0.0, 0.0]])
     torch.testing.assert_close(rewards, expected)
-
-
-def test_the_score_stands_at_the_last_token_beyond_a_gap() -> None:
+    # the score stands at the last token beyond a gap
     mask = torch.tensor([[True, False, True, False]])
     rewards = rewards_per_token(torch.tensor([1.0]), torch.full((1, 4), 0.5), mask, kl_coef=0.2)
     torch.testing.assert_close(rewards, torch.tensor([[-0.1, 0.0, 0.9, 0.0]]))
@@ -166,7 +162,8 @@ def test_the_kl_coefficient_follows_its_target(kl: float, expected: float) -> No
     assert found == pytest.approx(expected, rel=1e-12)
 
 
-def test_value_loss_takes_the_worse_of_the_clipped_and_the_plain_error() -> None:
+def test_value_loss_and_explained_variance() -> None:
+    # value loss takes the worse of the clipped and the plain error
     # old 0, new 1, eps 0.2, return 2: plain (1-2)^2 = 1; clipped (0.2-2)^2 = 3.24 is the larger
     # old 0, new 1, eps 0.2, return 0: plain 1; clipped 0.04: the plain one is the larger
     values, old, returns = row(1, 1), row(0, 0), row(2, 0)
@@ -175,18 +172,13 @@ def test_value_loss_takes_the_worse_of_the_clipped_and_the_plain_error() -> None
     assert float(found.clip_fraction) == 0.5
     assert float(found.error) == 1.0
     assert float(value_loss_clipped(values, old, returns, all_true(values), 0.0).loss) == 0.5
-
-
-def test_explained_variance_of_perfect_constant_and_opposite_values() -> None:
+    # explained variance of perfect constant and opposite values
     returns = row(1, 2, 3, 4)
     mask = all_true(returns)
     assert float(explained_variance(returns, returns, mask)) == 1.0
     assert float(explained_variance(row(7, 7, 7, 7), returns, mask)) == pytest.approx(0.0)
     assert float(explained_variance(-returns, returns, mask)) == pytest.approx(-3.0)  # Var(2R) = 4 Var(R)
     assert math.isnan(float(explained_variance(returns, row(5, 5, 5, 5), mask)))
-
-
-# --- Properties -------------------------------------------------------------------------------------------
 
 
 def test_ratio_one_clips_nothing_and_gives_the_plain_gradient() -> None:
@@ -204,7 +196,6 @@ def test_ratio_one_clips_nothing_and_gives_the_plain_gradient() -> None:
 def test_a_clipped_token_gives_no_gradient() -> None:
     logps = row(1.0, -1.0).requires_grad_()
     policy_loss_clipped(logps, row(0, 0), row(1, -1), all_true(logps), 0.2).loss.backward()
-    assert logps.grad is not None
     assert logps.grad.tolist() == [[0, 0]]
 
 
@@ -241,7 +232,6 @@ def test_masked_positions_give_and_get_no_gradient() -> None:
     for loss in (policy_loss_clipped, value_loss_clipped):
         given = x.clone().requires_grad_()
         loss(given, y, z, mask, 0.2).loss.backward()
-        assert given.grad is not None
         assert torch.isfinite(given.grad).all()
         assert (given.grad[~mask] == 0).all()
 
@@ -271,3 +261,171 @@ def test_the_loss_does_not_depend_on_how_rows_are_cut(loss: Loss, cut: list[int]
     summed.backward()
     torch.testing.assert_close(summed, loss(x, y, z, mask, total))
     torch.testing.assert_close(pieces.grad, whole.grad)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A micro-batch of responses to a table: what each answered, and where its rows stand."""
+
+    rows: list[int]
+    states: Tensor
+    """[N, C]: the state each token is chosen in."""
+    actions: Tensor
+    mask: Tensor
+
+    @property
+    def action_mask(self) -> Tensor:
+        """Every token is chosen."""
+        return self.mask
+
+
+class Table:
+    """A policy and a value for each state, under the same methods as a model has them for the step that trains it.
+
+    A response is `length` tokens; the state of a token is its prompt and the token before it.
+    """
+
+    def __init__(self, reference: Tensor, length: int) -> None:
+        """`reference`: [prompts, tokens], the reference's probabilities, the same at each place of a response."""
+        self.reference, self.length = reference.log(), length
+        prompts, tokens = reference.shape
+        self.tokens = tokens
+        # state 0 of a prompt is before the first token, state 1 + t is after token t
+        self.logits = nn.Parameter(self.reference[:, None].repeat(1, tokens + 1, 1))
+        self.value = nn.Parameter(torch.zeros(prompts, tokens + 1))
+        self.policy = type("Device", (), {"device": torch.device("cpu")})
+
+    def sample(self, prompts: Sequence[int], generator: torch.Generator) -> list[Rollout]:
+        rollouts = []
+        for number, prompt in enumerate(prompts):
+            said: list[int] = []
+            for _ in range(self.length):
+                probs = self.logits[prompt, 1 + said[-1] if said else 0].softmax(-1)
+                said.append(int(torch.multinomial(probs, 1, generator=generator)))
+            rollouts.append(Rollout(number, EncodedResponse([prompt], said), True, ""))
+        return rollouts
+
+    def micro_batch(self, rows: list[int], items: Sequence[EncodedResponse]) -> Rows:
+        actions = torch.tensor([item.response_ids for item in items])
+        before = torch.cat([torch.zeros(len(items), 1, dtype=torch.long), 1 + actions[:, :-1]], 1)
+        prompts = torch.tensor([item.prompt_ids for item in items])
+        return Rows(rows, prompts * (self.tokens + 1) + before, actions, torch.ones_like(actions).bool())
+
+    def policy_tokens(self, micro: Rows) -> tuple[Tensor, Tensor]:
+        logps = self.logits.flatten(0, 1)[micro.states].log_softmax(-1)
+        return logps.gather(-1, micro.actions[..., None])[..., 0], -(logps.exp() * logps).sum(-1)
+
+    def reference_logps(self, micro: Rows) -> Tensor:
+        prompts = micro.states // (self.tokens + 1)
+        return self.reference[prompts].gather(-1, micro.actions[..., None])[..., 0]
+
+    def values(self, micro: Rows) -> Tensor:
+        return self.value.flatten()[micro.states]
+
+    def parameters_of(self, role: str) -> dict[str, nn.Parameter]:
+        return {POLICY: {"logits": self.logits}, VALUE: {"value": self.value}}[role]
+
+    @contextlib.contextmanager
+    def speaking_as(self, role: str) -> Iterator[None]:
+        yield
+
+
+RECIPE = PPORecipe(
+    batch_size=256,
+    mini_batch_size=128,
+    ppo_epochs=4,
+    cliprange_value=0.0,
+    vf_coef=1.0,
+    max_grad_norm=100.0,
+    kl_controller="fixed",
+)
+
+
+def learn(
+    table: Table,
+    reward: Callable[[Rollout], float],
+    *,
+    beta: float,
+    steps: int,
+    rate: float,
+    lam: float = 0.95,
+) -> None:
+    """PPO with a learning rate that falls to zero, so that the policy comes to rest."""
+    recipe = RECIPE.with_knobs(init_kl_coef=beta, lam=lam)
+    groups = [{"params": [table.logits], "lr": rate}, {"params": [table.value], "lr": 3 * rate}]
+    optimizer = torch.optim.Adam(groups)
+    generator, processes = torch.Generator().manual_seed(0), Processes(cpu=True)
+    prompts = [i % len(table.reference) for i in range(recipe.batch_size)]
+    for step in range(steps):
+        for group, peak in zip(optimizer.param_groups, (rate, 3 * rate), strict=True):
+            group["lr"] = peak * (1 - step / steps)
+        rollouts = table.sample(prompts, generator)
+        scores = [reward(rollout) for rollout in rollouts]
+        experience = experience_gather(table, rollouts, scores, recipe, beta, processes)
+        update(table, experience, optimizer, recipe, processes, generator)
+
+
+def tempered(reference: Tensor, rewards: Tensor, beta: float) -> Tensor:
+    weighted = reference * (rewards / beta).exp()
+    return weighted / weighted.sum(-1, keepdim=True)
+
+
+def total_variation(p: Tensor, q: Tensor) -> float:
+    return float((p - q).abs().sum(-1).max() / 2)
+
+
+REFERENCE = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
+REWARDS = torch.tensor([[0.0, 0.5, 1.0, -0.5], [1.0, -1.0, 0.0, 0.5]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+def test_a_bandit_with_a_kl_price_is_solved_exactly(beta: float) -> None:
+    table = Table(REFERENCE, length=1)
+    before = total_variation(REFERENCE, tempered(REFERENCE, REWARDS, beta))
+    learn(
+        table,
+        lambda r: float(REWARDS[r.item.prompt_ids[0], r.item.response_ids[0]]),
+        beta=beta,
+        steps=120,
+        rate=0.05,
+    )
+    found = table.logits[:, 0].softmax(-1).detach()
+    assert total_variation(found, tempered(REFERENCE, REWARDS, beta)) < 0.03 < before / 5
+
+
+@pytest.mark.slow
+def test_a_bandit_without_a_price_takes_the_best_arm() -> None:
+    table = Table(REFERENCE, length=1)
+    learn(
+        table,
+        lambda r: float(REWARDS[r.item.prompt_ids[0], r.item.response_ids[0]]),
+        beta=0.0,
+        steps=80,
+        rate=0.1,
+    )
+    found = table.logits[:, 0].softmax(-1).detach()
+    assert found[0, 2] > 0.97
+    assert found[1, 0] > 0.97
+
+
+@pytest.mark.campaign
+def test_a_reward_at_the_end_of_two_tokens_teaches_both() -> None:
+    """r = 1 if the second token repeats the first, and 0.5 more if the first is 0."""
+    reference, beta = torch.tensor([[0.5, 0.3, 0.2]]), 0.5
+    pairs = torch.eye(3) + torch.tensor([[0.5], [0.0], [0.0]])
+    table = Table(reference, length=2)
+    learn(
+        table,
+        lambda r: float(pairs[r.item.response_ids[0], r.item.response_ids[1]]),
+        beta=beta,
+        steps=150,
+        rate=0.05,
+        lam=1.0,
+    )
+    best = tempered(torch.outer(reference[0], reference[0]).flatten(), pairs.flatten(), beta).view(3, 3)
+    first, second = table.logits[0, 0].softmax(-1), table.logits[0, 1:].softmax(-1)
+    assert total_variation((first[:, None] * second).detach().flatten(), best.flatten()) < 0.05
+    # the value of the start is what the best policy earns less its KL: beta log Z (Rafailov et al. 2023, eq. 5)
+    worth = beta * (torch.outer(reference[0], reference[0]) * (pairs / beta).exp()).sum().log()
+    assert float(table.value[0, 0].detach()) == pytest.approx(float(worth), abs=0.1)

@@ -1,7 +1,5 @@
 """A reward model as a role on PPO's own base says what it says alone, and PPO learns from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +30,6 @@ QUICK = PPORecipe(
 
 def asks(i: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"how did revenue change over week {i}"}]
-
-
-@pytest.fixture(scope="module")
-def base_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +99,7 @@ def test_a_folder_without_a_reward_model_is_refused(base: SharedBase, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_policy_learns_from_a_model_and_a_function_together(
-    judge: Any, base_path: Path, tmp_path: Path
-) -> None:
+def test_a_model_and_a_function_teach_together(judge: Any, base_path: Path, tmp_path: Path) -> None:
     recipe = QUICK.with_knobs(reward=f"model:{judge[1]},format")
     trainer = PPOTrainer(
         recipe, str(base_path), output_dir=tmp_path / "run", agent="assistant", hardware=HARDWARE

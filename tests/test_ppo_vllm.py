@@ -1,7 +1,5 @@
 """PPO's rollouts from a server that speaks vLLM's protocol: adapters handed over as they change, tokens taken back."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator
@@ -17,7 +15,6 @@ from rl.training.policy import load_policy
 from rl.training.ppo import PPOTrainer
 from rl.training.result import TrainingFailed
 from rl.training.rollout import VllmServer
-from tests.support.tiny_models import tiny_model
 from tests.test_ppo_reward_model import HARDWARE, QUICK, asks
 
 
@@ -85,24 +82,16 @@ def vllm() -> Iterator[FakeVllm]:
     fake.server.server_close()
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base")))
-
-
 def recipe(**knobs: Any) -> PPORecipe:
     return QUICK.with_knobs(reward="format", allow_constant_reward=True, max_steps=2, **knobs)
 
 
 @pytest.mark.slow
-def test_a_run_hands_its_adapter_over_after_each_step_and_learns_from_the_tokens(
-    vllm: FakeVllm, base: str, tmp_path: Path
-) -> None:
+def test_adapters_are_handed_over_after_each_step(vllm: FakeVllm, base: str, tmp_path: Path) -> None:
     trainer = PPOTrainer(
         recipe(vllm_server=vllm.url), base, output_dir=tmp_path, agent="assistant", hardware=HARDWARE
     )
-    result = trainer.train([{"prompt": asks(i)} for i in range(8)])
-    assert result.steps == 2
+    assert trainer.train([{"prompt": asks(i)} for i in range(8)]).steps == 2
     asked = [body["model"] for path, body in vllm.calls if path == "/v1/completions"]
     assert len(set(asked)) == 2  # the adapter as it began, and as the first step left it
     assert len(vllm.adapters) == 1  # the older one is taken back
@@ -111,22 +100,18 @@ def test_a_run_hands_its_adapter_over_after_each_step_and_learns_from_the_tokens
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_stop", [True, False])
-def test_tokens_come_back_in_order_with_the_one_that_ended_them(
-    vllm: FakeVllm, base: str, tmp_path: Path, with_stop: bool
-) -> None:
+def test_tokens_keep_their_order(vllm: FakeVllm, base: str, tmp_path: Path, with_stop: bool) -> None:
     vllm.with_stop = with_stop
     server = served(vllm, base, tmp_path)
     rollouts = server.sample([[5, 6], [7]], 2, Sampling(max_new_tokens=4), seed=1)
     stop = min(server.policy.encoder.stop_ids)
     assert [r.item.response_ids for r in rollouts] == [[40, 41, stop], [41, 42], [42, 43, stop], [43, 44]]
-    assert [(r.prompt, r.item.prompt_ids, r.ended) for r in rollouts] == [
-        (0, [5, 6], True), (0, [5, 6], False), (1, [7], True), (1, [7], False),
-    ]  # fmt: skip
+    expected = [(0, [5, 6], True), (0, [5, 6], False), (1, [7], True), (1, [7], False)]
+    assert [(r.prompt, r.item.prompt_ids, r.ended) for r in rollouts] == expected
 
 
 def served(vllm: FakeVllm, base: str, tmp_path: Path) -> VllmServer:
-    trainer = PPOTrainer(recipe(), base, output_dir=tmp_path, hardware=HARDWARE)
-    policy = trainer.load_base_model()
+    policy = PPOTrainer(recipe(), base, output_dir=tmp_path, hardware=HARDWARE).load_base_model()
     from rl.training.shared_base import SharedBase
 
     SharedBase(policy, recipe())  # gives it an adapter
@@ -136,9 +121,7 @@ def served(vllm: FakeVllm, base: str, tmp_path: Path) -> VllmServer:
 
 
 @pytest.mark.slow
-def test_answers_that_cannot_be_used_fail_with_what_was_found(
-    vllm: FakeVllm, base: str, tmp_path: Path
-) -> None:
+def test_unusable_answers_are_described(vllm: FakeVllm, base: str, tmp_path: Path) -> None:
     server = served(vllm, base, tmp_path)
     vllm.broken = {"choices": [{"index": 0, "text": "an old server", "finish_reason": "stop"}]}
     with pytest.raises(TrainingFailed, match=r"expected token_ids.*0\.10\.2"):

@@ -1,7 +1,5 @@
 """The queue: who sees which decision next."""
 
-from __future__ import annotations
-
 import io
 import json
 import uuid
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
@@ -25,8 +22,6 @@ from feedback.rating.queue import (
     lease_take,
     next_decision,
     queue_progress,
-    queue_segments,
-    queue_sort,
 )
 from feedback.services import decision_record, rating_submit, rating_withdraw
 from feedback.storage import sampling
@@ -53,27 +48,16 @@ def rate(decision: Decision, rater: str = "ada", **facts: Any) -> Any:
     return rating_submit(decision=decision, rater=rater, **({"thumb": "up"} | facts)).row
 
 
-def test_the_oldest_comes_first() -> None:
+def test_the_oldest_comes_first_until_a_person_rated_it() -> None:
+    assert next_decision("ada") is None
     later, first = decide(5), decide(1)
     assert next_decision("ada") == first
-    rate(first)
-    assert next_decision("ada") == later
-
-
-def test_an_empty_queue_has_no_next() -> None:
-    assert next_decision("ada") is None
-
-
-def test_one_rating_by_a_person_takes_a_decision_out_of_every_queue() -> None:
-    rate(decide(1), rater="ada")
-    assert next_decision("ada") is None
-    assert next_decision("bob") is None
-
-
-def test_a_simulated_rating_takes_nothing_out() -> None:
-    decision = decide(1)
-    rate(decision, rater="simulated-1", rater_kind=RaterKind.SIMULATED)
-    assert next_decision("ada") == decision
+    rate(first, rater="simulated-1", rater_kind=RaterKind.SIMULATED)
+    assert next_decision("ada") == first
+    rating = rate(first)
+    assert [next_decision(name) for name in ("ada", "bob")] == [later, later]
+    rating_withdraw(rating)
+    assert next_decision("ada") == first
 
 
 def test_where_two_ratings_are_wanted_the_second_comes_from_another_person() -> None:
@@ -84,12 +68,6 @@ def test_where_two_ratings_are_wanted_the_second_comes_from_another_person() -> 
     assert next_decision("bob") == decision
     rate(decision, rater="bob")
     assert next_decision("eve") is None
-
-
-def test_a_withdrawn_rating_brings_the_decision_back() -> None:
-    decision = decide(1)
-    rating_withdraw(rate(decision))
-    assert next_decision("ada") == decision
 
 
 def test_other_responses_to_the_prompt_just_rated_come_before_older_decisions() -> None:
@@ -112,47 +90,30 @@ def test_one_prompt_with_many_responses_does_not_hold_up_the_others(monkeypatch:
     monkeypatch.setattr(queue, "SAME_PROMPT_RUN", 2)
     shared = [decide(number, "shared") for number in range(1, 5)]
     other = decide(9, "another")
-    rate(shared[0])
-    assert next_decision("ada") == shared[1]
-    rate(shared[1])
-    assert next_decision("ada") == other
-    rate(other)
-    assert next_decision("ada") == shared[2]
-
-
-def test_a_long_run_goes_on_where_nothing_else_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rated, following in ((shared[0], shared[1]), (shared[1], other), (other, shared[2])):
+        rate(rated)
+        assert next_decision("ada") == following
     monkeypatch.setattr(queue, "SAME_PROMPT_RUN", 1)
-    one, two = decide(1, "shared"), decide(2, "shared")
-    rate(one)
-    assert next_decision("ada") == two
+    rate(shared[2])
+    assert next_decision("ada") == shared[3]  # a long run goes on where nothing else is left
 
 
-def test_skipped_decisions_are_passed_over() -> None:
-    first, second = decide(1), decide(2)
+def test_skipped_decisions_and_those_of_other_agents_are_passed_over() -> None:
+    first, second, mine = decide(1), decide(2), decide(3, agent="helpdesk")
     assert next_decision("ada", skip=[str(first.pk)]) == second
-    assert next_decision("ada", skip=[first.pk, second.pk]) is None
-
-
-def test_an_agent_has_a_queue_of_its_own() -> None:
-    decide(1)
-    mine = decide(2, agent="helpdesk")
+    assert next_decision("ada", skip=[first.pk, second.pk, mine.pk]) is None
     assert next_decision("ada", DecisionFilter(agent="helpdesk")) == mine
     assert next_decision("ada", DecisionFilter(agent="nobody")) is None
 
 
 def test_ties_in_time_are_settled_by_id() -> None:
-    ids = sorted(uuid.uuid4() for _ in range(5))
-    for pk in reversed(ids):
+    for pk in reversed(ids := sorted(uuid.uuid4() for _ in range(5))):
         decide(1, id=pk)
     Decision.objects.update(created_at=START)
-    found = next_decision("ada")
-    assert found is not None
-    assert found.pk == ids[0]
+    assert next_decision("ada").pk == ids[0]
 
 
-def test_the_next_decision_takes_at_most_four_queries(
-    django_assert_max_num_queries: DjangoAssertNumQueries,
-) -> None:
+def test_the_next_takes_four_queries(django_assert_max_num_queries: DjangoAssertNumQueries) -> None:
     for number in range(30):
         decide(number, f"prompt {number % 5}")
     rate(decide(40, "prompt 3"))
@@ -160,52 +121,20 @@ def test_the_next_decision_takes_at_most_four_queries(
         next_decision("ada")
 
 
-@pytest.mark.parametrize("within", [DecisionFilter(), DecisionFilter(agent="assistant")])
-def test_the_queue_is_read_in_the_order_of_its_index(within: DecisionFilter) -> None:
-    for number in range(20):
-        decide(number)
-    for segment in queue_segments(within):
-        for index_range in segment.ranges:
-            plan = queue_sort(index_range)[:1].explain()
-            if connection.vendor == "sqlite":
-                assert "decision_asking" in plan
-                assert "USE TEMP B-TREE FOR ORDER BY" not in plan
-
-
-def test_progress_counts_what_stands_today_and_what_is_left() -> None:
+def test_progress_counts_what_stands_today_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, three, four = (decide(number) for number in range(4))
     decide(5)
     rate(one)
+    rate(one, thumb="down")  # counts once
     rating_withdraw(rate(two))
     rate(three, created_at=timezone.now() - timedelta(days=2))
     rate(four, rater="bob")
     progress = queue_progress("ada")
-    assert (progress.today, progress.left, progress.any_decision) == (1, 2, True)
-    assert progress.total == 3
-
-
-def test_rating_a_decision_twice_counts_once() -> None:
-    decision = decide(1)
-    rate(decision)
-    rate(decision, thumb="down")
-    assert queue_progress("ada").today == 1
-
-
-def test_a_long_queue_is_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "COUNT_LIMIT", 3)
-    for number in range(5):
-        decide(number)
-    progress = queue_progress("ada")
-    assert (progress.left, progress.left_text) == (3, "3+")
-
-
-def test_progress_of_an_agent_without_decisions() -> None:
-    decide(1)
-    progress = queue_progress("ada", DecisionFilter(agent="helpdesk"))
-    assert (progress.today, progress.left, progress.any_decision) == (0, 0, False)
-
-
-# --- What is most worth asking ------------------------------------------------------------------------------
+    assert (progress.today, progress.left, progress.any_decision, progress.total) == (1, 2, True, 3)
+    nothing = queue_progress("ada", DecisionFilter(agent="helpdesk"))
+    assert (nothing.today, nothing.left, nothing.any_decision) == (0, 0, False)
+    monkeypatch.setattr(queue, "COUNT_LIMIT", 1)
+    assert (queue_progress("ada").left, queue_progress("ada").left_text) == (1, "1+")
 
 
 def test_what_the_policy_was_unsure_of_comes_before_what_is_older() -> None:
@@ -218,13 +147,8 @@ def test_a_narrow_margin_between_candidates_is_doubt() -> None:
     candidates = [{"response": r, "score": s} for r, s in (("a", 0.2), ("b", 0.9), ("c", 0.8))]
     # 1 - (0.9 - 0.8)
     assert decide(1, candidates=candidates, propensity=1.0).annotation_priority == pytest.approx(0.9)
-
-
-@pytest.mark.parametrize(
-    "known", [{}, {"candidates": ["a", "b"]}, {"candidates": [{"response": "a", "score": 0.5}]}]
-)
-def test_where_nothing_is_known_of_the_policy_it_is_not_in_doubt(known: dict[str, Any]) -> None:
-    assert decide(1, **known).annotation_priority == 0.0
+    for known in ({}, {"candidates": ["a", "b"]}, {"candidates": [{"response": "a", "score": 0.5}]}):
+        assert decide(1, **known).annotation_priority == 0.0
 
 
 def test_what_raters_disagree_on_comes_before_what_they_agree_on() -> None:
@@ -265,9 +189,6 @@ def test_of_equals_a_prompt_nobody_rated_comes_first() -> None:
     assert next_decision("ada") == new
 
 
-# --- Leases -------------------------------------------------------------------------------------------------
-
-
 def test_two_raters_do_not_get_the_same_card() -> None:
     first, second = decide(1), decide(2)
     assert decision_take("ada") == first
@@ -282,14 +203,6 @@ def test_where_two_ratings_are_wanted_two_raters_get_the_card_at_once() -> None:
     assert [decision_take(name) for name in ("ada", "bob", "eve")] == [decision, decision, None]
 
 
-def test_a_lease_that_ran_out_is_free_again() -> None:
-    decision = decide(1)
-    decision_take("ada")
-    Lease.objects.update(until=timezone.now() - timedelta(seconds=1))
-    assert decision_take("bob") == decision
-    assert not lease_take("ada", decision.pk)
-
-
 def test_a_lease_lasts_ten_minutes_and_is_renewed_when_the_card_is_shown_again() -> None:
     decision = decide(1)
     decision_take("ada")
@@ -297,6 +210,11 @@ def test_a_lease_lasts_ten_minutes_and_is_renewed_when_the_card_is_shown_again()
     decision_take("ada")
     lease = Lease.objects.get(decision=decision)
     assert timedelta(minutes=9) < lease.until - timezone.now() <= LEASE == timedelta(minutes=10)
+    Lease.objects.update(until=timezone.now() - timedelta(seconds=1))
+    assert decision_take("bob") == decision
+    assert not lease_take("ada", decision.pk)
+    rate(decision, rater="bob")
+    assert not lease_take("eve", decision.pk)
 
 
 def test_letting_go_frees_the_card_and_what_was_held_too_long() -> None:
@@ -308,12 +226,6 @@ def test_letting_go_frees_the_card_and_what_was_held_too_long() -> None:
     assert decision_take("bob") == first
 
 
-def test_nothing_is_leased_that_has_its_ratings() -> None:
-    decision = decide(1)
-    rate(decision, rater="bob")
-    assert not lease_take("ada", decision.pk)
-
-
 def test_the_card_ahead_is_the_one_that_follows_and_is_kept_too() -> None:
     first = decide(1, "shared")
     decide(2, "another")
@@ -321,9 +233,6 @@ def test_the_card_ahead_is_the_one_that_follows_and_is_kept_too() -> None:
     assert decision_take("ada") == first
     assert decision_take("ada", after=first) == sibling
     assert decision_take("bob", after=None) not in (first, sibling)
-
-
-# --- Filters ------------------------------------------------------------------------------------------------
 
 
 def test_the_queue_is_narrowed_by_tag_policy_and_day() -> None:
@@ -376,9 +285,7 @@ def test_within_days_what_is_worth_asking_comes_first_and_then_what_is_older() -
     assert found == [doubted, plain, rated]
 
 
-def test_what_is_held_or_rated_by_this_rater_is_passed_over_however_much_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_much_that_is_held_or_rated_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "WINDOW", 2)
     decisions = [decide(number) for number in range(9)]
     Decision.objects.update(ratings_wanted=2)
@@ -432,9 +339,7 @@ print(json.dumps([plans, len(seen), seen[-1] == last.pk, queue_progress("ada", w
 
 @pytest.mark.campaign
 @pytest.mark.postgres
-def test_postgresql_walks_each_lane_along_its_index_and_finds_a_tag_in_any_place(
-    postgres_url: str, tmp_path: Path
-) -> None:
+def test_postgresql_walks_each_lane_along_its_index(postgres_url: str, tmp_path: Path) -> None:
     server = Server(fresh_database(postgres_url), tmp_path)
     server.migrate()
     plans, seen, last, left = json.loads(server.manage("shell", "-c", LANES).splitlines()[-1])
@@ -443,9 +348,6 @@ def test_postgresql_walks_each_lane_along_its_index_and_finds_a_tag_in_any_place
         for plan in within:
             assert index in plan
             assert "Sort" not in plan
-
-
-# --- Changed settings ---------------------------------------------------------------------------------------
 
 
 def wanted() -> list[int]:

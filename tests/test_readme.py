@@ -1,7 +1,5 @@
-"""The documents are run: the README's blocks word by word in their order; of docs/ every command is parsed as it would
-be, every import resolved, every JSON and YAML read. What cannot run here is listed, with the reason."""
-
-from __future__ import annotations
+"""The documents are run: docs/shell.md word by word; on all pages every command is parsed, every import resolved,
+every JSON and YAML read. What cannot run here is listed, with the reason."""
 
 import ast
 import contextlib
@@ -79,18 +77,18 @@ def test_every_block_is_found(page: Path) -> None:
 
 
 def test_every_language_of_a_block_is_known_here() -> None:
-    known = {*SHELLS, "python", "json", "yaml", "toml", "nginx", "mermaid", "text", ""}
+    known = {*SHELLS, "python", "json", "yaml", "toml", "nginx", "mermaid", "html", "js", "text", ""}
     assert [str(block) for block in ALL if block.language not in known] == []
 
 
-# --- The README, word by word ---------------------------------------------------------------------------------
+def test_the_readme_is_short_and_has_the_two_commands() -> None:
+    page = ROOT / "README.md"
+    assert len(page.read_text("utf-8").splitlines()) <= 150
+    assert [line.split("#")[0].strip() for block in blocks(page) for line in shell_lines(block)] == [
+        "make demo",
+        "make serve",
+    ]
 
-NOT_RUN = {
-    "make demo": "installs a virtual environment; the demo has a test of its own",
-    "make test": "this is it",
-    "make serve": "installs a virtual environment; tests/test_serve.py starts what it starts",
-}
-"""Commands of the README that a test cannot run, and why."""
 
 EXPECTED = {
     "import_feedback": ["150 decisions, 150 ratings, 100 corrections imported"],
@@ -111,7 +109,7 @@ EXPECTED = {
 @pytest.mark.training
 @pytest.mark.prepares
 @pytest.mark.django_db(transaction=True)
-def test_the_readme_goes_from_a_file_to_a_promoted_policy_that_answers(
+def test_the_page_goes_from_a_file_to_a_promoted_policy_that_answers(
     live_server: Any, ratchet_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -120,12 +118,10 @@ def test_the_readme_goes_from_a_file_to_a_promoted_policy_that_answers(
     )  # of the child that writes what a champion is served from
     monkeypatch.setenv("KEY", "")
     told: dict[str, str] = {}
-    for block in blocks(ROOT / "README.md"):
+    for block in blocks(ROOT / "docs" / "shell.md"):
         if block.language == "sh":
             for line in shell_lines(block):
                 command = line.split("#")[0].strip()
-                if command in NOT_RUN:
-                    continue
                 if command.startswith("curl"):
                     told["curl"] = _curl(command.replace("http://localhost:8000", live_server.url))
                     continue
@@ -143,22 +139,20 @@ def test_the_readme_goes_from_a_file_to_a_promoted_policy_that_answers(
                 exec(compile(code, str(block), "exec"), {"__name__": "__main__"})
             told.setdefault("python", "")
             told["python"] += out.getvalue()
-        elif block.language == "json":
+        else:
+            assert block.language == "json", f"{block}: what is this block?"
             file = tmp_path / "example.jsonl"
             file.write_text(block.text)
             out = io.StringIO()
             call_command("import_feedback", str(file), agent="support-bot", dry_run=True, stdout=out)
             assert "2 decisions, 2 ratings, 1 correction would be imported" in out.getvalue()
-        else:
-            assert block.text.startswith("backend/ "), f"{block}: what is this block?"
     for command, words in EXPECTED.items():
         for word in words:
             assert word in told[command], (command, told[command])
     champion = Policy.objects.get(agent="mailroom", kind="adapter")
     assert champion.stage == Policy.Stage.CHAMPION
-    held_out = PromptSplit.objects.filter(agent="mailroom", split="holdout").count()
-    assert held_out >= 30
-    # the champion answered what the README asked, both ways, and the answers are decisions
+    assert PromptSplit.objects.filter(agent="mailroom", split="holdout").count() >= 30
+    # the champion answered what the page asked, both ways, and the answers are decisions
     response, pk = told["python"].split("} ")[0] + "}", told["python"].split()[-1]
     assert json.loads(response) == {"folder": "Invoices/2025"}
     assert Decision.objects.get(pk=pk).policy == champion.name
@@ -177,21 +171,18 @@ def _managed(command: str, told: dict[str, str]) -> None:
 
 def _curl(command: str) -> str:
     done = subprocess.run(
-        ["bash", "-c", f"{command} --silent"],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        ["bash", "-c", f"{command} --silent"], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-# --- The pages of docs/ ---------------------------------------------------------------------------------------
-
 OTHER_PROGRAMS = {
     "accelerate": "starts several processes of train_*; tests/test_launch.py runs it",
     "torchrun": "starts several processes of train_*; tests/test_launch.py runs it",
-    "curl": "asks a running server; tests/test_api_docs.py runs those of docs/api.md",
+    "curl": "asks a running server; tests/test_docs.py runs those of docs/api.md",
     "docker": "not installed here",
-    "python3": "checks a folder elsewhere; tests/test_exporting.py and tests/test_integrity.py run what the page says",
+    "python3": "checks a folder elsewhere; tests/test_export_command.py and tests/test_integrity.py run it",
     "llama-server": "not installed here",
     "vllm": "needs a GPU",
     "ollama": "needs an Ollama server",
@@ -204,7 +195,7 @@ OTHER_PROGRAMS = {
     "sqlite3": "not installed everywhere",
     "crontab": "changes the machine",
     "sudo": "changes the machine",
-    "mkdocs": "serves for ever; tests/test_docs_site.py builds the site",
+    "mkdocs": "serves for ever; tests/test_contributor_docs.py builds the site",
     "mike": "commits to a branch",
     "cp": "copies a file that is filled in then",
     "cd": "goes to a folder",
@@ -284,16 +275,3 @@ def test_the_json_of_the_docs_is_json(block: Block) -> None:
 @pytest.mark.parametrize("block", [block for block in ALL if block.language == "yaml"], ids=str)
 def test_the_yaml_of_the_docs_is_yaml(block: Block) -> None:
     assert isinstance(yaml.safe_load(block.text), dict)
-
-
-PLAIN = {
-    "README.md": "the tree of folders",
-    "cluster.md": "files and figures of a launch",
-    "performance.md": "measured output",
-    "models.md": "a chat template's output",
-}
-"""Pages with blocks that are no code, and what these are."""
-
-
-def test_plain_blocks_are_no_code() -> None:
-    assert {block.page for block in ALL if not block.language} <= set(PLAIN)

@@ -1,9 +1,6 @@
 """Recipes fitted to rows, base model and minutes; training that ends at its limit."""
 
-from __future__ import annotations
-
 import dataclasses
-import math
 import time
 from pathlib import Path
 
@@ -12,13 +9,10 @@ import pytest
 from rl.jobs.run_recipe import within_minutes
 from rl.jobs.stages import SFT_SHARE, stage_limits
 from rl.jobs.trainer import rows_read
-from rl.recipes import DPO_CONFIG, RECIPES, Recipe, RecipeError, SFTRecipe
-from rl.recipes.fit import Speed, Workload, minutes_fitted, rate_scale, recipe_fitted
-from rl.training import profiler
-from rl.training.profiler import MeasuredBase, profile_base
+from rl.recipes import DPO_CONFIG, RECIPES, Recipe, SFTRecipe
+from rl.recipes.fit import SIZES, Speed, Workload, memory_of, minutes_fitted, rate_scale, recipe_fitted
 from rl.training.sft import SFTTrainer
 from tests.support.dpo_runs import HARDWARE, some_pairs
-from tests.support.tiny_models import tiny_model
 
 SMALL = Workload(rows=191, tokens=110, longest=200, parameters=135_000_000)
 
@@ -63,18 +57,18 @@ def test_long_rows_and_large_models_get_small_micro_batches() -> None:
 
 
 @pytest.mark.parametrize(("method", "alike"), [("sft", True), ("dpo", True), ("reward_model", False)])
-def test_a_long_row_makes_micro_batches_smaller_where_all_rows_are_padded_to_it(
-    method: str, alike: bool
-) -> None:
+def test_a_long_padded_row_makes_micro_batches_smaller(method: str, alike: bool) -> None:
     few_long = dataclasses.replace(SMALL, longest=1800)
     assert (fitted(method, few_long).batch_size == fitted(method).batch_size) is alike
 
 
-def test_named_knobs_win_and_an_accelerator_keeps_its_preset() -> None:
+def test_named_knobs_win_and_a_large_base_on_an_accelerator_keeps_its_preset() -> None:
     assert fitted("sft", SMALL, "learning_rate").learning_rate == RECIPES["sft"]["cpu"].learning_rate
     named = fitted("dpo", dataclasses.replace(SMALL, tokens=2000), "batch_size")
     assert (named.batch_size, named.gradient_accumulation) == (16, 1)
-    assert fitted("sft", dataclasses.replace(SMALL, device="cuda")) is RECIPES["sft"]["cpu"]
+    assert fitted("sft", dataclasses.replace(SMALL, device="cuda")) == fitted("sft")
+    large = dataclasses.replace(SMALL, device="cuda", parameters=1_240_000_000)
+    assert fitted("sft", large) is RECIPES["sft"]["cpu"]
 
 
 def test_passes_are_cut_to_the_minutes() -> None:
@@ -98,29 +92,18 @@ def test_rows_are_left_out_where_not_even_one_pass_fits() -> None:
     assert rows_read(fitted("sft"), rows) == rows
 
 
-def test_a_warm_up_takes_a_part_of_the_minutes_at_most() -> None:
+def test_minutes_bound_warm_ups_and_stages() -> None:
+    # a warm up takes a part of the minutes at most
     recipe = fitted("dpo")
     found = minutes_fitted(recipe, 94, 2, Speed(step_s=3.0, once_s=110.0, warm_up_s=100.0)).recipe
     assert 0 < found.warm_up_steps < recipe.warm_up_steps  # type: ignore[attr-defined]
-
-
-def test_stages_are_held_to_the_limits_of_their_run() -> None:
+    # stages are held to the limits of their run
     assert stage_limits({"max_steps": 2, "minutes": 20.0}) == {"max_steps": 2, "minutes": 5.0}
     assert stage_limits({"max_steps": -1, "minutes": 0.0}) == {}
     assert stage_limits({"minutes": 20.0}, SFT_SHARE) == {"minutes": 10.0}
     own = within_minutes(DPO_CONFIG["cpu"].with_knobs(minutes=20.0, start_from="sft"), 300, Speed(10.0, 0.0))
     alone = within_minutes(DPO_CONFIG["cpu"].with_knobs(minutes=10.0), 300, Speed(10.0, 0.0))
     assert own.steps == alone.steps
-
-
-def test_minutes_are_not_negative() -> None:
-    with pytest.raises(RecipeError, match="minutes"):
-        Recipe(minutes=-1)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base"), "llama"))
 
 
 def test_training_ends_at_its_deadline_with_the_weights_it_has(base: str, tmp_path: Path) -> None:
@@ -134,22 +117,11 @@ def test_training_ends_at_its_deadline_with_the_weights_it_has(base: str, tmp_pa
     assert (Path(result.checkpoint) / "adapter_model.safetensors").is_file()
 
 
-def test_a_speed_is_measured_once_unless_the_machine_is_busy(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(profiler, "QUIET_SHARE", 0.0)
-    measured = MeasuredBase(base, HARDWARE, cache_dir=tmp_path)
-    encoder = measured.policy.encoder
-    items = encoder.responses([(row["prompt"], row["chosen"]) for row in some_pairs(8)], 96, 32)
-    micros = [items[:4], items[4:]]
-    first = profile_base(measured, SFTRecipe(lora_r=2, lora_alpha=4), micros, packed=True)
-    again = MeasuredBase(base, HARDWARE, cache_dir=tmp_path)
-    assert profile_base(again, SFTRecipe(lora_r=2, lora_alpha=4), micros, packed=True) == first
-    assert "policy" not in vars(again)
-    assert first.train_s > 0
-    monkeypatch.setattr(profiler, "QUIET_SHARE", math.inf)
-    other = SFTRecipe(lora_r=3, lora_alpha=4)
-    profile_base(measured, other, micros, packed=True)
-    busy = MeasuredBase(base, HARDWARE, cache_dir=tmp_path)
-    profile_base(busy, other, micros, packed=True)
-    assert "policy" in vars(busy)
+def test_memory_of_a_warm_up_counts_the_base_that_it_trains() -> None:
+    weights = [
+        memory_of(
+            SIZES["0.5B"], RECIPES["kto"]["cpu"].with_knobs(warm_up_steps=steps), size=4, kept=0
+        ).weights
+        for steps in (0, 24)
+    ]
+    assert weights[1] == 2 * weights[0] == 2 * 4 * 494_000_000

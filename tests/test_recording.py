@@ -1,7 +1,5 @@
 """Decisions recorded beside the answer: nobody waits, nothing is lost, everything is there once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -16,10 +14,18 @@ import pytest
 from django.db import DataError, OperationalError, connection
 from django.utils import timezone
 
-from feedback.models import Decision
-from feedback.recording.recorder import Recorder, Storage, decisions_ingest, recorded_or_never
+from feedback.cache import TTLCache
+from feedback.models import AgentSettings, Decision
+from feedback.recording.recorder import (
+    Recorder,
+    Storage,
+    decision_id_new,
+    decisions_ingest,
+    recorded_or_never,
+)
 from feedback.services import rating_submit
-from feedback.storage.validation import DecisionUnknown
+from feedback.storage.validation import DecisionPending, DecisionUnknown
+from tests.support.api_client import ApiClient
 from tests.support.server import ROOT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -83,9 +89,7 @@ def test_a_decision_is_in_the_database_when_record_returns(recorder: Recorder) -
     assert waiting_ids(recorder) == []
 
 
-def test_while_the_database_is_away_decisions_lie_on_disk_and_come_back(
-    recorder: Recorder, database: Database
-) -> None:
+def test_decisions_lie_on_disk_during_an_outage(recorder: Recorder, database: Database) -> None:
     database.error = OperationalError("server closed the connection")
     sent = [facts(n) for n in range(5)]
     assert [recorder.record(one) for one in sent] == [Storage.DISK] * 5
@@ -96,9 +100,7 @@ def test_while_the_database_is_away_decisions_lie_on_disk_and_come_back(
     assert {str(pk) for pk in Decision.objects.values_list("pk", flat=True)} == {one["id"] for one in sent}
 
 
-def test_a_slow_database_holds_nobody_up_and_the_decision_is_there_once(
-    recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_database(recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedback.recording.recorder.WAIT_S", 0.05)
     database.block = threading.Event()
     sent = facts()
@@ -122,9 +124,7 @@ def test_decisions_of_many_at_once_share_transactions(recorder: Recorder, databa
     assert len(database.batches) < 20
 
 
-def test_what_a_killed_process_left_is_replayed_by_the_next(
-    recorder: Recorder, database: Database, tmp_path: Path
-) -> None:
+def test_what_was_left_is_replayed(recorder: Recorder, database: Database, tmp_path: Path) -> None:
     database.error = OperationalError("away")
     sent = facts()
     recorder.record(sent)
@@ -151,23 +151,7 @@ def test_who_notes_a_decision_waits_for_nobody(recorder: Recorder, database: Dat
     assert waiting_ids(recorder) == []
 
 
-def test_what_is_noted_gathers_before_it_is_written(
-    recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feedback.recording.recorder.GATHER_S", 30.0)
-    recorder.note(facts())
-    while not database.batches or recorder._in_hand:
-        time.sleep(0.001)
-    for number in range(20):
-        recorder.note(facts(number))
-    assert recorder.record(facts()) is Storage.DATABASE  # whoever waits for one hurries all
-    assert Decision.objects.count() == 22
-    assert database.batches == [1, 21]
-
-
-def test_a_process_that_is_killed_leaves_what_it_had_in_hand(
-    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_loses_nothing(recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = [facts(n) for n in range(3)]
     killed = """
 import json, os, sys
@@ -190,9 +174,7 @@ os.kill(os.getpid(), 9)
     assert recorder.journal.pending() == []
 
 
-def test_more_than_may_be_in_hand_goes_to_the_spool(
-    recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overflow_is_spooled(recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedback.recording.recorder.WAIT_S", 0.01)
     monkeypatch.setattr("feedback.recording.recorder.MOST_IN_HAND", 2)
     database.block = threading.Event()
@@ -205,9 +187,7 @@ def test_more_than_may_be_in_hand_goes_to_the_spool(
     assert Decision.objects.count() == 4
 
 
-def test_while_the_database_is_away_what_is_noted_comes_back_too(
-    recorder: Recorder, database: Database
-) -> None:
+def test_notes_come_back_after_an_outage(recorder: Recorder, database: Database) -> None:
     database.error = OperationalError("away")
     sent = [facts(n) for n in range(5)]
     for one in sent:
@@ -220,9 +200,7 @@ def test_while_the_database_is_away_what_is_noted_comes_back_too(
     assert Decision.objects.count() == 5
 
 
-def test_who_speaks_of_a_decision_in_hand_waits_for_it(
-    recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_raters_wait(recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedback.recording.recorder.spool_folder", lambda: recorder.outbox.folder)
     monkeypatch.setattr("feedback.recording.recorder.WAIT_S", 10.0)
     database.block = threading.Event()
@@ -240,13 +218,65 @@ def test_who_speaks_of_a_decision_in_hand_waits_for_it(
     assert len(tries) == 2
 
 
-def test_of_a_decision_nobody_has_in_hand_it_is_said_at_once(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_decisions_are_said_at_once(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feedback.recording.recorder.spool_folder", lambda: recorder.outbox.folder)
     monkeypatch.setattr("feedback.recording.recorder.time.sleep", lambda _: pytest.fail("waited"))
     with pytest.raises(DecisionUnknown):
         recorded_or_never("x", then=lambda: rating_submit(decision=uuid.uuid4(), rater="ada", thumb="up"))
+
+
+def test_spooled_are_rated(recorder: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, it was 404, and the client kept it for good as refused."""
+    monkeypatch.setattr("feedback.recording.recorder.spool_folder", lambda: recorder.outbox.folder)
+    monkeypatch.setattr("feedback.recording.recorder.WAIT_S", 0.02)
+    database.error = OperationalError("away")
+    noted, spooled = facts(), facts()
+    recorder.record(spooled)
+    recorder.note(noted)
+
+    client = ApiClient("rate")
+
+    def send(id: str) -> Any:
+        rating = {"id": str(uuid.uuid4()), "thumb": "up"}
+        return client.post(f"/api/decisions/{id}/ratings/", rating)
+
+    for one in (noted, spooled):
+        answer = send(one["id"])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "pending")
+        assert answer["Retry-After"] == "1"
+    database.error = None
+    assert recorder.drain(10)
+    assert [send(one["id"]).status_code for one in (noted, spooled)] == [201, 201]
+    assert send(str(uuid.uuid4())).status_code == 404
+
+
+def test_a_hopeless_decision_is_no_wait(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedback.recording.recorder.spool_folder", lambda: recorder.outbox.folder)
+    refused = facts(agent="")
+    recorder.record(refused)
+    assert recorder.drain(10)
+    recorder.replay()
+    assert len(recorder.outbox.refused()) == 1
+    with pytest.raises(DecisionUnknown):
+        recorded_or_never(
+            refused["id"], then=lambda: rating_submit(decision=refused["id"], rater="ada", thumb="up")
+        )
+
+
+def test_another_machine_may_have_a_young_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    young = decision_id_new()
+    assert (young.version, young.variant) == (7, uuid.RFC_4122)
+    assert young.int >> 80 <= decision_id_new().int >> 80
+
+    def rate() -> Any:
+        return rating_submit(decision=young, rater="ada", thumb="up")
+
+    with pytest.raises(DecisionPending):
+        recorded_or_never(young, then=rate)
+    now = time.time()
+    monkeypatch.setattr("feedback.recording.recorder.time.time", lambda: now + 121)
+    with pytest.raises(DecisionUnknown):
+        recorded_or_never(young, then=rate)
 
 
 def test_a_decision_that_was_recorded_is_replayed_without_harm(recorder: Recorder) -> None:
@@ -268,9 +298,7 @@ def test_what_cannot_be_recorded_is_kept_with_its_reason_and_holds_nothing_back(
     assert ["slug" in entry["reason"] for entry in recorder.outbox.refused()] == [True, False]
 
 
-def test_what_the_database_itself_refuses_is_found_among_the_others(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_rows_are_found_among_others(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     ingest = decisions_ingest
 
     def picky(items: Any, **more: Any) -> Any:
@@ -287,18 +315,12 @@ def test_what_the_database_itself_refuses_is_found_among_the_others(
 
 
 def test_an_agent_that_keeps_a_share_keeps_it_here_too(recorder: Recorder) -> None:
-    from feedback.models import AgentSettings
-
     AgentSettings.objects.create(agent="support-bot", collection_rate=0.0)
     assert recorder.record(facts()) is Storage.DATABASE
     assert Decision.objects.count() == 0
 
 
-def test_what_is_remembered_stands_in_for_a_database_that_is_away(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from feedback.cache import TTLCache
-
+def test_memory_stands_in_for_a_database(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.FEEDBACK_REMEMBER_S = 0.0
     memory: TTLCache[str] = TTLCache()
 
@@ -316,8 +338,6 @@ def test_what_is_remembered_stands_in_for_a_database_that_is_away(
 
 
 def test_what_is_asked_for_often_is_read_again_beside_the_requests(settings: Any) -> None:
-    from feedback.cache import TTLCache
-
     settings.FEEDBACK_RENEW_AHEAD, settings.FEEDBACK_REMEMBER_S = True, 60.0
     memory: TTLCache[str] = TTLCache()
     renewed = threading.Event()
@@ -341,8 +361,6 @@ def test_what_is_asked_for_often_is_read_again_beside_the_requests(settings: Any
 
 
 def test_what_was_read_before_a_change_does_not_come_back_after_it(settings: Any) -> None:
-    from feedback.cache import TTLCache
-
     settings.FEEDBACK_RENEW_AHEAD, settings.FEEDBACK_REMEMBER_S = True, 60.0
     memory: TTLCache[str] = TTLCache()
     reading, go_on = threading.Event(), threading.Event()

@@ -1,32 +1,24 @@
 """The registry: one champion, moves that are allowed, history that stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
-from django.utils import timezone
 
 from rl.gates.rules import alpha_of_attempt
-from rl.models import Evaluation, GateSettings, Policy, PolicyEvent, PromptSplit, TrainingRun
+from rl.models import Evaluation, GateSettings, Policy, PolicyEvent, PromptSplit
 from rl.registry import service as registry
 from rl.registry.gate_evidence import attempt_of, holdout_prompts, order_facts
 from tests.support.evaluations import judged
+from tests.support.registry_rows import make_run, registered
 
 pytestmark = pytest.mark.django_db
 
 
 def policy(name: str = "widgets-v1", *, against: str | None = "base", **counts: int) -> Policy:
-    run = TrainingRun.objects.create(
-        agent="widgets", method="dpo", status="succeeded", base_model="bundled", base_model_hash="b" * 64,
-        finished_at=timezone.now(),
-    )  # fmt: skip
-    made = registry.policy_register(
-        run, name=name, adapter=Path("/nowhere"), adapter_sha256="a" * 64, feedback_count=1, actor="test"
-    )
+    made = registered(make_run(base_model_hash="b" * 64), name, Path("/nowhere"))
     if against is not None:
         judged(made, against, **counts)
     return made
@@ -122,15 +114,11 @@ def test_an_unknown_policy_names_those_there_are() -> None:
 
 
 def test_a_promotion_keeps_the_report_it_was_made_by() -> None:
-    promoted = registry.policy_promote(policy(), actor="ann")
-    report = promoted.events.get(kind="promoted").verdicts
+    report = registry.policy_promote(policy(), actor="ann").events.get(kind="promoted").verdicts
     assert (report["passed"], report["against"], report["to"]) == (True, "base", "champion")
     accuracy = next(verdict for verdict in report["verdicts"] if verdict["rule"] == "accuracy")
-    assert (accuracy["figures"]["wins"], accuracy["figures"]["losses"], accuracy["figures"]["n"]) == (
-        15,
-        0,
-        40,
-    )
+    expected = (15, 0, 40)
+    assert (accuracy["figures"]["wins"], accuracy["figures"]["losses"], accuracy["figures"]["n"]) == expected
 
 
 def test_a_gate_that_refuses_puts_its_report_on_record_and_moves_nothing() -> None:
@@ -161,11 +149,9 @@ def test_every_look_at_a_holdout_counts_as_an_attempt_even_where_nothing_was_com
     judged(policy("widgets-v5", against=None), "widgets-v1")
     again = judged(Policy.objects.get(name="widgets-v4"))
     assert attempt_of(again) == 5  # the same policy on the same prompts is one look
-    grown = judged(policy("widgets-v6", against=None), both=60)
-    assert attempt_of(grown) == 6
+    assert attempt_of(judged(policy("widgets-v6", against=None), both=60)) == 6
     assert sum(alpha_of_attempt(0.05, number) for number in range(1, 1000)) < 0.05
-    file = judged(policy("widgets-v7", against=None))
-    Evaluation.objects.filter(pk=file.pk).update(split="file")
+    Evaluation.objects.filter(pk=judged(policy("widgets-v7", against=None)).pk).update(split="file")
     assert (
         attempt_of(judged(policy("widgets-v8", against=None))) == 7
     )  # v1 to v6 and itself: a file is no holdout
@@ -225,8 +211,7 @@ def test_classifiers_that_were_shown_are_paid_for_when_a_linear_policy_is_put_up
 
 def test_a_new_champion_begins_a_new_count_and_its_own_figures_pick_nobody() -> None:
     judged(policy("widgets-v0", against=None), "")
-    first = registry.policy_promote(policy("widgets-v1"), actor="ann")
-    judged(first, "")
+    judged(registry.policy_promote(policy("widgets-v1"), actor="ann"), "")
     assert attempt_of(judged(policy("widgets-v2", against=None), "widgets-v1")) == 1
     judged(policy("widgets-v3", against=None), "")
     judged(policy("widgets-v4", against=None), "base")

@@ -1,7 +1,5 @@
 """The result file of a run: whole or refused with a reason, and a figure to look at."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -86,8 +84,7 @@ def test_a_broken_file_is_refused_with_what_is_wrong(tmp_path: Path, content: by
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [({"status": "running"}, "status"), ({"history": [1]}, "history")],
+    ("change", "says"), [({"status": "running"}, "status"), ({"history": [1]}, "history")]
 )
 def test_a_file_with_a_wrong_value_is_refused(tmp_path: Path, change: dict, says: str) -> None:
     path = a_result().save(tmp_path / "result.json")

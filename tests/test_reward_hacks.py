@@ -1,7 +1,5 @@
 """Code that only seems to pass its tests earns nothing, whatever shape the tests have; honest code earns all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -51,17 +49,13 @@ def test_no_known_hack_earns_anything() -> None:
     assert {name: value for name, value in found.items() if value.raw != -2} == {}
 
 
-# --- What tests may be like -------------------------------------------------------------------------------------
-
-
-def test_a_pair_of_input_and_output_is_a_case_and_a_status_is_nothing() -> None:
+def test_shapes_of_tests_are_read() -> None:
+    # a pair of input and output is a case and a status is nothing
     pairs = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10\n"}]
     assert earned("a, b = map(int, input().split())\nprint(a + b)\nraise SystemExit(1)", tests=pairs) == 1.0
     assert earned("print(3)", tests=pairs) == 0.5
     assert earned("import os\nos._exit(0)", tests=pairs) == 0.0
-
-
-def test_published_shapes_are_read() -> None:
+    # published shapes are read
     apps = '{"inputs": [[1, 2], [3, 4]], "outputs": [3, 7], "fn_name": "add"}'
     assert earned("def add(a, b):\n    return a + b", input_output=apps) == 1.0
     assert earned("def add(a, b):\n    return (a, b)", tests=[{"args": [1, 2], "expected": [1, 2]}]) == 1.0

@@ -1,7 +1,5 @@
 """Reward models: the losses by hand, three objectives that learn, calibration, and reuse by path."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path
@@ -11,8 +9,8 @@ import pytest
 import torch
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
+from packed_forward.packing import Strategy
 from packed_forward.selection import StrategyChoice
-from packed_forward.strategies import Strategy
 from rl.recipes import RecipeError, RewardModelRecipe
 from rl.rewards.base import RewardSample
 from rl.statistics import calibration_curve, expected_calibration_error
@@ -33,9 +31,16 @@ from tests.support.tiny_models import tiny_model, tiny_tokenizer
 CHART, TABLE = '{"widget": "line_chart"}', '{"widget": "table"}'
 
 RECIPE = RewardModelRecipe(
-    batch_size=8, learning_rate=5e-3, lora_r=4, lora_alpha=8, max_length=96, max_completion_length=32,
-    logging_steps=1, warmup_ratio=0.0, epochs=4,
-)  # fmt: skip
+    batch_size=8,
+    learning_rate=5e-3,
+    lora_r=4,
+    lora_alpha=8,
+    max_length=96,
+    max_completion_length=32,
+    logging_steps=1,
+    warmup_ratio=0.0,
+    epochs=4,
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +60,8 @@ def singles(count: int, seed: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-# --- Formulas -----------------------------------------------------------------------------------------------
-
-
-def test_the_losses_by_hand() -> None:
+def test_losses_and_calibration_by_hand() -> None:
+    # the losses by hand
     scores = torch.tensor([2.0, 0.0, 1.0, 3.0])
     pairwise = (math.log(1 + math.exp(-1)) + math.log(1 + math.exp(3))) / 2
     assert float(reward_loss(scores, torch.ones(2), "pairwise")) == pytest.approx(pairwise, abs=1e-6)
@@ -66,15 +69,11 @@ def test_the_losses_by_hand() -> None:
     assert float(reward_loss(scores, target, "regression")) == pytest.approx((1 + 0 + 0.25 + 4) / 4)
     binary = (math.log(1 + math.exp(-2)) + math.log(2)) / 2
     assert float(reward_loss(scores[:2], target[:2], "binary")) == pytest.approx(binary, abs=1e-6)
-
-
-def test_calibration_counts_each_bin_by_its_weight() -> None:
+    # calibration counts each bin by its weight
     predicted, observed = [0.05, 0.07, 0.95, 1.0], [0.0, 1.0, 1.0, 1.0]
     curve = calibration_curve(predicted, observed)
-    assert [(round(b["predicted"], 3), b["observed"], b["count"]) for b in curve] == [
-        (0.06, 0.5, 2.0),
-        (0.975, 1.0, 2.0),
-    ]
+    expected = [(0.06, 0.5, 2.0), (0.975, 1.0, 2.0)]
+    assert [(round(b["predicted"], 3), b["observed"], b["count"]) for b in curve] == expected
     assert expected_calibration_error(predicted, observed) == pytest.approx((2 * 0.44 + 2 * 0.025) / 4)
 
 
@@ -86,9 +85,6 @@ def test_rows_scored_as_people_judged_by_hand() -> None:
     assert shown.tolist() == [1, 1, 0, 0]
     thumbs = row_accuracy(torch.tensor([-1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 0.0]), "binary")
     assert thumbs.tolist() == [1, 1, 0]
-
-
-# --- Learning -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.training
@@ -117,10 +113,8 @@ def test_each_objective_foretells_held_out_feedback(base: str, tmp_path: Path, o
         )
     )
     assert good is not None
-    assert bad is not None
     assert -2 <= bad < good <= 2
-    curve = model.facts["held_out"]["curve"]
-    assert sum(bin["count"] for bin in curve) == len(held)
+    assert sum(bin["count"] for bin in model.facts["held_out"]["curve"]) == len(held)
 
 
 @pytest.mark.campaign
@@ -142,10 +136,16 @@ def test_an_encoder_serves_as_backbone(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer("gpt2")
     tokenizer.chat_template = "{% for m in messages %}{{ m.content + ' ' }}{% endfor %}"
     config = DebertaV2Config(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=256, pad_token_id=tokenizer.pad_token_id,
-        relative_attention=True, pos_att_type=["p2c", "c2p"],
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=256,
+        pad_token_id=tokenizer.pad_token_id,
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+    )
     DebertaV2ForSequenceClassification(config).save_pretrained(tmp_path / "encoder")
     tokenizer.save_pretrained(tmp_path / "encoder")
     recipe = dataclasses.replace(RECIPE, architecture="encoder", max_steps=2)
@@ -159,9 +159,6 @@ def test_an_encoder_serves_as_backbone(tmp_path: Path) -> None:
     )
     assert 0 <= result.metrics["accuracy"] <= 1
     assert len(model.scores([(some_pairs(1)[0]["prompt"], CHART)])) == 1
-
-
-# --- Refusals -----------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
@@ -199,9 +196,7 @@ def test_a_backbone_in_half_precision_keeps_its_head_in_float32(base: str, tmp_p
 
 @pytest.mark.training
 @pytest.mark.parametrize("objective", ["pairwise", "binary"])
-def test_packed_rows_score_as_the_library_s_own(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
-) -> None:
+def test_packed_scores(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str) -> None:
     """Two responses to one prompt in one row: the prompt is computed once, the losses are the same."""
     recipe = dataclasses.replace(RECIPE, objective=objective, max_steps=6, lora_dropout=0.0, batch_size=4)
     rows = some_pairs(16) if objective == "pairwise" else singles(16)

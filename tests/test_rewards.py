@@ -1,25 +1,15 @@
 """Reward functions by worked cases, and the engine that sums them."""
 
-from __future__ import annotations
-
 import ast
-import math
 from typing import Any
 
 import pytest
 
-from rl.rewards.base import (
-    Component,
-    RewardEngine,
-    RewardSample,
-    RewardValue,
-    combine,
-    group_advantages,
-    reward_normalise,
-)
+from rl.agents import get_agent
+from rl.rewards.answers import AgentReward, FormatComplianceReward, SyntaxValidationReward
+from rl.rewards.base import Component, RewardEngine, RewardSample, RewardValue, combine, reward_normalise
 from rl.rewards.catalogue import FunctionReward, RewardRefused, rewards_named
 from rl.rewards.code_execution import CodeExecutionDisabled, CodeExecutionReward, code_of
-from rl.rewards.formats import AgentReward, FormatComplianceReward, SyntaxValidationReward
 from rl.rewards.traces import EfficiencyReward, TaskCompletionReward, ToolSuccessReward
 
 
@@ -31,25 +21,18 @@ def raws(function: Any, *samples: RewardSample) -> list[float | None]:
     return [value.raw for value in function.score(list(samples))]
 
 
-def test_the_range_maps_onto_0_to_1() -> None:
+def test_ranges_and_code() -> None:
+    # the range maps onto 0 to 1 and nothing lies outside
     assert [reward_normalise(raw) for raw in (-2, -1, 0, 2)] == [0.0, 0.25, 0.5, 1.0]
-
-
-def test_a_raw_reward_outside_its_range_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\[-2, 2\], found 2.5"):
+    with pytest.raises(ValueError, match=r"found 2\.5"):
         RewardValue(2.5)
-
-
-def test_python_is_parsed_and_not_run() -> None:
+    with pytest.raises(RewardRefused, match=r"too_much gave 7\.0"):
+        FunctionReward(lambda one: 7.0, "too_much").score([sample()])
+    # code is parsed and not run
     good, bad = sample("```python\nraise SystemExit(1)\n```"), sample("```python\ndef f(:\n```")
     assert raws(SyntaxValidationReward(), good, bad, sample("x = 1"), sample("")) == [2, -2, 2, -2]
-
-
-def test_json_is_parsed() -> None:
     assert raws(SyntaxValidationReward("json"), sample('{"a": 1}'), sample("{a}")) == [2, -2]
-
-
-def test_what_would_break_the_parser_is_a_fault_not_a_crash() -> None:
+    # what would break the parser is a fault, not a crash
     deep = sample("(" * 5000 + ")" * 5000)
     assert raws(SyntaxValidationReward(), deep, sample("x" * 100_001)) == [-2, -2]
 
@@ -62,7 +45,7 @@ def test_a_parser_that_another_thread_disturbed_is_asked_again(monkeypatch: pyte
             raise fault
         return parse(text)
 
-    monkeypatch.setattr("rl.rewards.formats.ast.parse", disturbed)
+    monkeypatch.setattr("rl.rewards.answers.ast.parse", disturbed)
     assert raws(SyntaxValidationReward(), sample("x = 1")) == [2]
     assert not faults
 
@@ -71,34 +54,23 @@ def step(kind: str, **more: Any) -> dict[str, Any]:
     return {"kind": kind, **more}
 
 
-def test_tool_calls_earn_the_share_that_worked() -> None:
+def test_tool_calls_and_tasks_earn_the_share_that_worked() -> None:
     steps = [step("tool_call", name="a"), step("tool_call", name="b", error="no"), step("step")] * 2
     assert raws(ToolSuccessReward(), sample(steps=steps)) == [0.0]
     assert raws(ToolSuccessReward(), sample(steps=[step("step")]), sample()) == [None, None]
-
-
-def test_tasks_earn_the_share_that_was_done() -> None:
     steps = [step("task", status="completed")] * 3 + [step("task", status="failed")]
-    assert raws(TaskCompletionReward(), sample(steps=steps)) == [1.0]
-    assert raws(TaskCompletionReward(), sample()) == [None]
-
-
-def test_efficiency_falls_straight_from_half_the_budget() -> None:
+    assert raws(TaskCompletionReward(), sample(steps=steps), sample()) == [1.0, None]
+    # efficiency falls straight from half the budget
     reward = EfficiencyReward(token_budget=100, call_budget=4)
-    found = raws(reward, *(sample(tokens=n) for n in (0, 50, 75, 100, 150, 900)))
-    assert found == [2, 2, 1, 0, -2, -2]
+    assert raws(reward, *(sample(tokens=n) for n in (0, 50, 75, 100, 150, 900))) == [2, 2, 1, 0, -2, -2]
     assert raws(reward, sample(tokens=10, steps=[step("tool_call")] * 4)) == [0]
 
 
 def widget_state() -> Any:
-    from rl.agents import get_agent
-
     return get_agent("widgets").scenarios()[0].state
 
 
 def test_a_form_the_agent_can_act_on_is_rewarded() -> None:
-    from rl.agents import get_agent
-
     state = widget_state()
     listed = get_agent("widgets").candidates(state)[0]
     good, unlisted, text = (
@@ -111,8 +83,6 @@ def test_a_form_the_agent_can_act_on_is_rewarded() -> None:
 
 
 def test_the_agent_knows_invalid_from_valid_and_right_from_wrong() -> None:
-    from rl.agents import get_agent
-
     for slug in ("widgets", "filer"):
         agent = get_agent(slug)
         state = agent.scenarios()[0].state
@@ -121,9 +91,6 @@ def test_the_agent_knows_invalid_from_valid_and_right_from_wrong() -> None:
             expected = 1.0 if right is None else 2.0 if candidate in right else -1.0
             assert raws(AgentReward(), sample(candidate, slug, state=state)) == [expected]
         assert raws(AgentReward(), sample("nonsense", slug, state=state)) == [-2]
-
-
-# --- Code ---------------------------------------------------------------------------------------------------
 
 
 def test_the_first_block_in_a_known_language_is_the_code() -> None:
@@ -140,23 +107,22 @@ def test_running_code_is_off_unless_it_is_switched_on() -> None:
         rewards_named(["code_execution"])
 
 
-# --- By name ------------------------------------------------------------------------------------------------
-
-
 def shorter_is_better(one: RewardSample) -> float:
     return 2.0 if len(one.response) < 5 else -2.0
 
 
-def too_much(one: RewardSample) -> float:
-    return 7.0
-
-
 def test_names_and_dotted_paths_become_functions_once_each() -> None:
-    found = rewards_named(
-        ["agent", "format", "agent", "model:3", f"{__name__}.shorter_is_better", f"{__name__}.Own"]
-    )
-    assert [f.name for f in found] == ["agent", "format", f"{__name__}.shorter_is_better", "own"]
+    here = f"{__name__}.shorter_is_better"
+    found = rewards_named(["agent", "format", "agent", "model:3", here, f"{__name__}.Own"])
+    assert [f.name for f in found] == ["agent", "format", here, "own"]
     assert raws(found[2], sample("yes"), sample("certainly")) == [2, -2]
+    for spec, said in (
+        ("speed", "known are agent"),
+        ("nowhere.at_all", "imported"),
+        ("math.pi", "a function"),
+    ):
+        with pytest.raises(RewardRefused, match=said):
+            rewards_named([spec])
 
 
 class Own:
@@ -164,27 +130,6 @@ class Own:
 
     def score(self, samples: Any) -> list[RewardValue]:
         return [RewardValue(0.5) for _ in samples]
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("speed", "no reward 'speed'; known are agent"),
-        ("nowhere.at_all", "cannot be imported"),
-        ("math.pi", "expected a function"),
-    ],
-)
-def test_an_unknown_reward_is_refused_with_what_there_is(spec: str, said: str) -> None:
-    with pytest.raises(RewardRefused, match=said):
-        rewards_named([spec])
-
-
-def test_a_value_outside_the_range_names_its_function() -> None:
-    with pytest.raises(RewardRefused, match=r"too_much gave 7\.0"):
-        FunctionReward(too_much, "too_much").score([sample()])
-
-
-# --- The engine ---------------------------------------------------------------------------------------------
 
 
 class Fixed:
@@ -198,35 +143,15 @@ class Fixed:
 def test_rewards_are_summed_by_weight_and_reported_in_parts() -> None:
     engine = RewardEngine([Component(Fixed("a", 2.0, None), 3.0), Component(Fixed("b", -2.0, 1.0), 1.0)])
     first, second = engine.reward([sample(), sample()])
-    assert first.raw == pytest.approx((3 * 2 - 2) / 4)
-    assert first.value == pytest.approx(0.75)
+    assert (first.raw, first.value) == pytest.approx(((3 * 2 - 2) / 4, 0.75))
     assert second.raw == 1.0  # what does not apply leaves its weight to the others
     assert second.components["a"]["raw"] is None
-
-
-def test_a_binary_component_is_all_or_nothing() -> None:
-    engine = RewardEngine([Component(Fixed("a", 0.4, 0.6), binary=True, threshold=0.5)])
-    assert [r.raw for r in engine.reward([sample(), sample()])] == [-2.0, 2.0]
-
-
-def test_nothing_that_applies_is_no_reward() -> None:
-    (found,) = RewardEngine([Component(Fixed("a", None))]).reward([sample()])
-    assert found.raw is None
-    assert found.value is None
-
-
-def test_two_functions_of_one_name_are_refused() -> None:
+    binary = RewardEngine([Component(Fixed("a", 0.4, 0.6), binary=True, threshold=0.5)])
+    assert [r.raw for r in binary.reward([sample(), sample()])] == [-2.0, 2.0]
+    (nothing,) = RewardEngine([Component(Fixed("a", None))]).reward([sample()])
+    assert (nothing.raw, nothing.value) == (None, None)
     with pytest.raises(ValueError, match="a name of its own"):
         RewardEngine([Component(Fixed("a", 1.0)), Component(Fixed("a", 1.0))])
-
-
-def test_a_group_is_judged_against_its_own_mean() -> None:
-    # mean 2, sample standard deviation 1
-    assert group_advantages([1, 2, 3], eps=0.0) == pytest.approx([-1, 0, 1])
-    assert group_advantages([1, 2, 6], scale=False) == pytest.approx([-2, -1, 3])
-    assert group_advantages([5.0]) == [0.0]
-    assert group_advantages([3.0, 3.0]) == [0.0, 0.0]
-    assert math.fsum(group_advantages([0.1, 0.9, 0.3, 0.7])) == pytest.approx(0)
 
 
 def test_horizons_that_are_known_share_the_weight() -> None:

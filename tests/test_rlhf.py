@@ -1,7 +1,5 @@
 """RLHF as one method: a reward model from the feedback found, judged on the holdout, then PPO against it."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,21 @@ from tests.support.tiny_models import tiny_model
 
 pytestmark = [pytest.mark.django_db, pytest.mark.training]
 
-JUDGE = {
-    "batch_size": 16, "learning_rate": 5e-3, "lora_r": 4, "lora_alpha": 8, "max_length": 96, "epochs": 5,
-    "warmup_ratio": 0.0,
-}  # fmt: skip
+JUDGE = {"batch_size": 16, "learning_rate": 5e-3, "lora_r": 4, "lora_alpha": 8, "max_length": 96, "epochs": 5}
+JUDGE |= {"warmup_ratio": 0.0}
 PPO = {
-    "batch_size": 4, "mini_batch_size": 4, "ppo_epochs": 1, "lora_r": 2, "lora_alpha": 4, "max_length": 96,
-    "max_new_tokens": 6, "max_steps": 1, "reward": AUTO, "eval_prompts": 2,
+    "batch_size": 4,
+    "mini_batch_size": 4,
+    "ppo_epochs": 1,
+    "lora_r": 2,
+    "lora_alpha": 4,
+    "max_length": 96,
+    "max_new_tokens": 6,
+    "max_steps": 1,
+    "reward": AUTO,
+    "eval_prompts": 2,
     "allow_constant_reward": True,  # no answer of a random model is one of the two that were recorded
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +43,10 @@ def thumbs(n: int) -> None:
     for index in range(n):
         good = index % 2 == 0
         row = decision_record(
-            agent="planner", messages=f"how did revenue change over week {index}",
+            agent="planner",
+            messages=f"how did revenue change over week {index}",
             response="line_chart" if good else "table",
-        ).row  # fmt: skip
+        ).row
         rating_submit(decision=row, rater="ada", thumb="up" if good else "down")
 
 
@@ -56,10 +61,9 @@ def test_thumbs_become_a_judge_a_policy_learns_from(base: str, settings: Any, ra
     run = TrainingRun.objects.get(pk=report["run"])
     stage = run.stages.get()
     judge = RewardModelVersion.objects.get()
-    assert (stage.method, stage.status, stage.recipe["objective"], stage.stage_of) == (
-        "reward_model", "succeeded", "binary", run,
-    )  # fmt: skip
-    assert (judge.stage, judge.run, judge.base_model) == ("champion", stage, base)
+    expected = ("reward_model", "succeeded", "binary", run)
+    assert (stage.method, stage.status, stage.recipe["objective"], stage.stage_of) == expected
+    assert (judge.run, judge.base_model) == (stage, base)
     assert judge.ranking["what"] == "labels"
     assert judge.ranking["low"] > 0.5
     assert (ratchet_home / judge.path / "reward_model.json").is_file()
@@ -68,14 +72,11 @@ def test_thumbs_become_a_judge_a_policy_learns_from(base: str, settings: Any, ra
     # what its reward model read is what it learnt from: not the ratings kept for judging
     assert 0 < int(report["policy"].removeprefix("planner-v")) < 160
     # the second run finds it, and trains none
-    again = train.train(order(base))
-    assert TrainingRun.objects.get(pk=again["run"]).stages.count() == 0
+    assert TrainingRun.objects.get(pk=train.train(order(base))["run"]).stages.count() == 0
     assert RewardModelVersion.objects.count() == 1
 
 
-def test_a_coin_is_refused_as_a_reward_with_its_n(
-    base: str, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_coin_is_refused_as_a_reward(base: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_models, "_scores", lambda model, rows, hardware: [[0.0]] * len(rows))
     settings.RATCHET_CONFIG = {"reward_model": {**JUDGE, "max_steps": 1}}
     thumbs(60)
@@ -89,9 +90,7 @@ def test_a_coin_is_refused_as_a_reward_with_its_n(
 
 
 @pytest.mark.campaign
-def test_a_run_killed_in_its_first_stage_goes_on_with_it(
-    base: str, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_killed_early_goes_on(base: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.RATCHET_CONFIG = {"reward_model": {**JUDGE, "save_steps": 10}}
     thumbs(120)
     steps: list[int] = []
@@ -135,9 +134,14 @@ def test_a_stage_ends_with_the_run_that_is_cancelled() -> None:
 def test_a_stage_whose_worker_died_is_left_to_its_run() -> None:
     parent = TrainingRun.objects.create(agent="a", method="ppo", base_model="b", recipe={"reward": AUTO})
     stage = TrainingRun.objects.create(
-        agent="a", method="reward_model", base_model="b", status="running", stage_of=parent, worker="gone:1:1",
+        agent="a",
+        method="reward_model",
+        base_model="b",
+        status="running",
+        stage_of=parent,
+        worker="gone:1:1",
         asked_by=f"run {parent.pk}",
-    )  # fmt: skip
+    )
     assert stages.waits_for_reward_model(parent)
     assert lifecycle.runs_reclaim() == []
     stage.refresh_from_db()

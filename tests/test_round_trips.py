@@ -1,7 +1,5 @@
 """Whatever we write we can read back: every shape, with texts nobody would think of."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections import Counter
@@ -15,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from feedback.transfer import formats
+from feedback.transfer.formats.labelling import prompt_messages
 from feedback.transfer.formats.records import (
     ImportedComparison,
     ImportedDecision,
@@ -42,11 +41,7 @@ texts = st.one_of(
             "Yes.",
             " spaces ",
             "Grüße 😀\u2028",
-            "0",
-            "1.5",
-            "None",
-            "NaN",
-            "true",
+            *"0 1.5 None NaN true".split(),
             '{"a": [1]}',
             "[1]",
             "\n\nHuman: hi\n\nAssistant: ho",
@@ -148,8 +143,7 @@ def told(record: Record) -> list[Any]:
     sides = {"left": record.left.response, "right": record.right.response}
     if record.preference not in sides:
         return [record.preference, sorted(map(str, sides.values()))]
-    better = sides.pop(record.preference)
-    return ["preferred", better, *sides.values()]
+    return ["preferred", sides.pop(record.preference), *sides.values()]
 
 
 @pytest.mark.slow
@@ -194,3 +188,7 @@ def _same(pair: list[Any], other: list[Any]) -> bool:
 
 def _stripped(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
+
+
+def test_a_prompt_that_is_json_and_no_chat_is_what_the_user_wrote() -> None:
+    assert prompt_messages({"prompt": '{"a": [1]}'}, "prompt") == [{"role": "user", "content": '{"a": [1]}'}]

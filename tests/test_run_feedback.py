@@ -1,7 +1,5 @@
 """Learnt is what a run that made a policy really read: by its dataset's rows, for random mixes of feedback."""
 
-from __future__ import annotations
-
 import random
 import uuid
 from collections.abc import Iterable
@@ -13,15 +11,17 @@ from django.utils import timezone
 
 from feedback.models import Comparison, Decision, Outcome, Rating
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
+from rl.datasets import snapshot_rows
 from rl.datasets.buffer import buffer_ids, buffer_size, buffer_size_fresh, buffer_sizes, run_rewards_resolve
 from rl.datasets.reward_records import rewards_calculate
 from rl.jobs.lifecycle import TrainOrder
-from rl.jobs.run_dataset import dataset_of_claimed
+from rl.jobs.plan import dataset_of_claimed
 from rl.models import GateSettings, LearnerSettings, Learnt, RewardSettings, Snapshot, TrainingRun
 from rl.models.learning import learner_config
 from rl.models.runs import LEARNER
 from rl.online import champion_monitor, learner
 from rl.recipes import RecipeError, recipe_named
+from tests.support.experiments import policy_of
 
 pytestmark = pytest.mark.django_db
 
@@ -96,8 +96,6 @@ def learnt(runs_of: Iterable[TrainingRun] | None = None, use: str = "trained") -
 
 def behind(run: TrainingRun) -> set[uuid.UUID]:
     """Ids of the feedback on the prompts of a snapshot's training rows, read from its file."""
-    from rl.datasets import snapshot_rows
-
     assert run.snapshot is not None
     prompts = {row["prompt_hash"] for row in snapshot_rows(run.snapshot, "train")}
     on = {"decision__prompt_hash__in": prompts}
@@ -115,8 +113,7 @@ def test_learnt_never_exceeds_the_snapshots_and_nothing_is_lost(seed: int) -> No
         mixed(10 * seed + turn, prompts=15)
         rewards_calculate(AGENT)
         before = set(buffer_ids(AGENT))
-        method = chance.choice(["dpo", "kto", "sft"])
-        run = enter(method, max_samples=chance.choice([None, 8]))
+        run = enter(chance.choice(["dpo", "kto", "sft"]), max_samples=chance.choice([None, 8]))
         assert learnt([run]) <= behind(run) & before
         assert run.feedback_count >= len(learnt([run]))
         ended = chance.choice(["succeeded", "failed", "cancelled", "refused"])
@@ -138,7 +135,6 @@ def test_a_sample_marks_no_more_than_it_took() -> None:
         rating_submit(decision=decide(f"q{number}", "a"), rater="ada", thumb="up" if number % 2 else "down")
     run = enter("kto", max_samples=20)
     end(run, "succeeded")
-    assert run.snapshot is not None
     assert len(learnt([run])) == run.snapshot.counts["train"] == run.feedback_count
     assert buffer_size(AGENT) == 40
 
@@ -178,7 +174,6 @@ def test_a_policy_paid_by_the_agent_alone_learns_from_no_rating() -> None:
     run = enter("ppo", knobs={"reward": "agent", "allow_constant_reward": "true"})
     end(run, "succeeded")
     assert (run.feedback_count, learnt([run]), buffer_size(AGENT)) == (0, set(), 20)
-    assert run.snapshot is not None
     assert (run.snapshot.kind, sum(run.snapshot.counts.values())) == (Snapshot.Kind.PROMPTS, 20)
 
 
@@ -230,15 +225,11 @@ def test_a_stopped_run_that_goes_on_leaves_to_others_what_they_learnt_meanwhile(
         rating_submit(decision=decide(f"q{number}", "a"), rater="ada", thumb="up" if number % 2 else "down")
     stopped = enter("kto")
     end(stopped, "cancelled")
-    other = enter("kto")
-    end(other, "succeeded")
+    end(enter("kto"), "succeeded")
     from rl.datasets.buffer import feedback_release
 
     feedback_release(stopped)
     assert learnt([stopped]) == set()
-
-
-# --- One agent's fault --------------------------------------------------------------------------------------
 
 
 def feed(agent: str, n: int = 5) -> None:
@@ -246,9 +237,7 @@ def feed(agent: str, n: int = 5) -> None:
         rating_submit(decision=decide(f"q{number}", "a", agent=agent), rater="ada", thumb="up")
 
 
-def test_an_unknown_method_in_one_agents_row_stops_no_other_and_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, ratchet_home: Any
-) -> None:
+def test_an_unknown_method_stops_no_other(monkeypatch: pytest.MonkeyPatch, ratchet_home: Any) -> None:
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(
         "backend.isolation.notify", lambda event, text, **facts: told.append({"event": event, **facts})
@@ -279,9 +268,7 @@ def test_a_method_nobody_knows_is_refused_in_the_admin_and_in_the_operators_file
         learner_config()
 
 
-def test_a_fault_in_one_part_of_the_clock_leaves_the_others_alone(
-    monkeypatch: pytest.MonkeyPatch, ratchet_home: Any
-) -> None:
+def test_one_fault_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch, ratchet_home: Any) -> None:
     def broken() -> list[str]:
         raise ZeroDivisionError("the watch is broken")
 
@@ -293,11 +280,7 @@ def test_a_fault_in_one_part_of_the_clock_leaves_the_others_alone(
     assert TrainingRun.objects.get().agent == "beta"
 
 
-def test_the_gate_of_one_champion_does_not_keep_the_others_from_being_watched(
-    monkeypatch: pytest.MonkeyPatch, ratchet_home: Any
-) -> None:
-    from tests.support.experiments import policy_of
-
+def test_each_champion_is_watched(monkeypatch: pytest.MonkeyPatch, ratchet_home: Any) -> None:
     for agent in ("alpha", "beta"):
         policy_of(f"{agent}-v1", "champion", agent=agent)
     looked: list[str] = []

@@ -1,7 +1,5 @@
 """Runs: claimed once, resumed after a kill, ended with a reason; from feedback to a policy in the registry."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -19,9 +17,9 @@ from django.utils import timezone
 
 from rl.datasets import DatasetRefused
 from rl.jobs import lifecycle, train
-from rl.jobs.hardware import hardware_detect
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.run_recipe import recipe_for
+from rl.jobs.trainer import hardware_detect
 from rl.management.simulation import simulate
 from rl.models import Policy, RunMetric, Snapshot, TrainingRun
 from rl.models.runs import RunRefused
@@ -29,16 +27,11 @@ from rl.recipes import RecipeError
 from tests.support.migrated_database import template_copy
 from tests.support.tiny_models import tiny_model
 
+pytestmark = pytest.mark.django_db
+
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = {
-    "max_steps": 4,
-    "batch_size": 4,
-    "logging_steps": 1,
-    "warm_up_steps": 0,
-    "lora_r": 2,
-    "lora_alpha": 4,
-    "max_length": 256,
-}
+QUICK = {"max_steps": 4, "batch_size": 4, "logging_steps": 1, "warm_up_steps": 0, "lora_r": 2}
+QUICK |= {"lora_alpha": 4, "max_length": 256}
 
 
 @pytest.fixture(scope="session")
@@ -61,27 +54,22 @@ def run_row(**facts: Any) -> TrainingRun:
     return TrainingRun.objects.create(agent="widgets", method="dpo", base_model="bundled", **facts)
 
 
-@pytest.mark.django_db
 def test_a_queued_run_is_claimed_once() -> None:
     run = run_row()
     claimed = lifecycle.run_claim(run.pk)
-    assert (claimed.status, claimed.worker.split(":")[:2]) == (
-        "running",
-        [socket.gethostname(), str(os.getpid())],
-    )
+    own = [socket.gethostname(), str(os.getpid())]
+    assert (claimed.status, claimed.worker.split(":")[:2]) == ("running", own)
     with pytest.raises(RunRefused, match="is running"):
         lifecycle.run_claim(run.pk)
-
-
-@pytest.mark.django_db
-def test_a_run_of_a_living_worker_is_not_resumed() -> None:
-    run = run_row()
-    lifecycle.run_claim(run.pk)
     with pytest.raises(RunRefused, match="still being trained by"):
+        lifecycle.run_claim(run.pk, resume=True)
+    with pytest.raises(RunRefused, match=rf"there is no run {run.pk + 1}.*{run.pk}"):
+        lifecycle.run_claim(run.pk + 1)
+    TrainingRun.objects.update(status="succeeded", finished_at=timezone.now())
+    with pytest.raises(RunRefused, match="is succeeded"):
         lifecycle.run_claim(run.pk, resume=True)
 
 
-@pytest.mark.django_db
 def test_a_run_of_a_dead_worker_is_resumed() -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -89,54 +77,26 @@ def test_a_run_of_a_dead_worker_is_resumed() -> None:
     assert lifecycle.run_claim(run.pk, resume=True).status == "running"
 
 
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("silent_for", "lives"), [(timedelta(seconds=10), True), (timedelta(minutes=10), False)]
-)
-def test_another_hosts_worker_lives_by_its_heartbeat(silent_for: timedelta, lives: bool) -> None:
-    run = run_row(status="running", worker="elsewhere:17:1", heartbeat_at=timezone.now() - silent_for)
-    if lives:
-        with pytest.raises(RunRefused, match="elsewhere"):
-            lifecycle.run_claim(run.pk, resume=True)
-    else:
-        assert lifecycle.run_claim(run.pk, resume=True).worker.startswith(socket.gethostname())
-
-
-@pytest.mark.django_db
-def test_a_finished_run_is_not_resumed() -> None:
-    run = run_row(status="succeeded", finished_at=timezone.now())
-    with pytest.raises(RunRefused, match="is succeeded"):
+def test_another_hosts_worker_lives_by_its_heartbeat() -> None:
+    run = run_row(status="running", worker="elsewhere:17:1", heartbeat_at=timezone.now())
+    with pytest.raises(RunRefused, match="elsewhere"):
         lifecycle.run_claim(run.pk, resume=True)
-
-
-@pytest.mark.django_db
-def test_an_unknown_run_names_the_newest() -> None:
-    known = run_row()
-    with pytest.raises(RunRefused, match=rf"there is no run {known.pk + 1}.*{known.pk}"):
-        lifecycle.run_claim(known.pk + 1)
+    TrainingRun.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=10))
+    assert lifecycle.run_claim(run.pk, resume=True).worker.startswith(socket.gethostname())
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
-def test_too_few_samples_say_how_many_and_how_many_are_needed(base: Path) -> None:
+def test_what_cannot_be_trained_is_refused_before_anything_is_made(base: Path) -> None:
     simulate("widgets", scenarios=4, rated=True)
     with pytest.raises(DatasetRefused, match=r"500"):
         train.train(order(base, min_samples=500))
+    with pytest.raises(RecipeError, match="no knob 'lerning_rate'"):
+        train.train(order(base, knobs={"lerning_rate": 1}))
     assert not TrainingRun.objects.exists()
     assert not Snapshot.objects.exists()
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
-def test_an_unknown_knob_is_refused_before_anything_is_made(base: Path) -> None:
-    simulate("widgets", scenarios=4, rated=True)
-    with pytest.raises(RecipeError, match="no knob 'lerning_rate'"):
-        train.train(order(base, knobs={"lerning_rate": 1}))
-    assert not TrainingRun.objects.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.django_db
 def test_the_operators_file_lies_between_preset_and_command_line(settings: Any) -> None:
     settings.RATCHET_CONFIG = {"dpo": {"beta": 0.3, "epochs": 2}}
     hardware = hardware_detect()
@@ -145,7 +105,6 @@ def test_the_operators_file_lies_between_preset_and_command_line(settings: Any) 
 
 
 @pytest.mark.training
-@pytest.mark.django_db
 def test_feedback_becomes_a_registered_policy(base: Path, ratchet_home: Path) -> None:
     simulate("widgets", scenarios=40, rated=True)
     told: list[tuple[int, int]] = []
@@ -153,7 +112,6 @@ def test_feedback_becomes_a_registered_policy(base: Path, ratchet_home: Path) ->
     steps = [done for done, total in told if total == 4]  # the others are phases
     policy = Policy.objects.get(name=report["policy"])
     run = policy.run
-    assert run is not None
     assert steps == [1, 2, 3, 4]
     assert (policy.name, policy.stage) == ("widgets-v276", "candidate")
     assert (ratchet_home / policy.adapter_path / "adapter_model.safetensors").is_file()
@@ -166,7 +124,6 @@ def test_feedback_becomes_a_registered_policy(base: Path, ratchet_home: Path) ->
 
 
 @pytest.mark.training
-@pytest.mark.django_db
 def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate("widgets", scenarios=40, rated=True)
     with monkeypatch.context() as patched:
@@ -183,10 +140,7 @@ def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
-def test_a_run_whose_database_went_away_goes_back_to_the_workers(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_database_sends_the_run_back(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(*_: Any, **__: Any) -> None:
         raise OperationalError("terminating connection due to administrator command\nDETAIL: none")
 
@@ -210,37 +164,23 @@ def test_a_run_whose_database_went_away_goes_back_to_the_workers(
 def manage(*arguments: str, home: Path, start_only: bool = False) -> Any:
     environment = {**os.environ, "RATCHET_HOME": str(home), "DJANGO_SETTINGS_MODULE": "backend.settings"}
     process = subprocess.Popen(
-        [sys.executable, "manage.py", *arguments], cwd=ROOT, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "manage.py", *arguments],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     if start_only:
         return process
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
-TRAINING = [
-    "train_dpo",
-    "--agent",
-    "widgets",
-    "--config",
-    "cpu",
-    "--max-steps",
-    "30",
-    "--batch-size",
-    "4",
-    "--lora-r",
-    "2",
-    "--max-length",
-    "256",
-    "--set",
-    "save_steps=5",
-    "--set",
-    "warm_up_steps=0",
-    "--set",
-    "logging_steps=1",
-    "--json",
-]
+TRAINING = (
+    "train_dpo --agent widgets --config cpu --max-steps 30 --batch-size 4 --lora-r 2 --max-length 256 "
+    "--set save_steps=5 --set warm_up_steps=0 --set logging_steps=1 --json"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -270,9 +210,7 @@ def interrupted(home: Path, command: list[str], step: int, number: signal.Signal
 
 @pytest.mark.campaign
 @pytest.mark.training
-def test_a_run_that_was_stopped_and_then_killed_ends_with_the_same_number_of_steps(
-    rated_home: Path, base: Path
-) -> None:
+def test_a_stopped_and_killed_run_ends_with_the_same_steps(rated_home: Path, base: Path) -> None:
     run, err = interrupted(rated_home, [*TRAINING, "--model", str(base)], 5, signal.SIGINT)
     assert f"resume with: python manage.py train_dpo --resume {run}" in err
     assert "Traceback" not in err

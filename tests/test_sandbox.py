@@ -1,7 +1,5 @@
 """The sandbox holds what tries to get out or to take too much, and the host does not notice."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import os
@@ -56,7 +54,10 @@ def test_a_shell_runs_too() -> None:
 
 
 HARM = {
-    "fork bomb": ("import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass", True),
+    "fork bomb": (
+        "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+        True,
+    ),
     "endless loop": ("while True:\n    pass", True),
     "sleep": ("import time\ntime.sleep(600)", True),
     "output flood": ("while True:\n    print('x' * 1000)", True),
@@ -64,12 +65,16 @@ HARM = {
     "a full disk": ("with open('f', 'wb') as f:\n    while True:\n        f.write(b'x' * 100_000)", False),
     "a file outside": ("print(open('/etc/passwd').read())", False),
     "a link outside": (
-        "import os\nos.symlink('/../../../etc/passwd', '/box/l')\nprint(open('/box/l').read())", False
+        "import os\nos.symlink('/../../../etc/passwd', '/box/l')\nprint(open('/box/l').read())",
+        False,
     ),
     "writing to the system": ("open('/usr/bin/x', 'w')", False),
     "becoming root": ("import os\nos.setuid(0)\nos.setgid(0)\nopen('/usr/bin/x', 'w')", False),
-    "the environment": ("import os\nraise SystemExit('SECRET_KEY' in os.environ or len(os.environ) > 8 or 3)", False),
-}  # fmt: skip
+    "the environment": (
+        "import os\nraise SystemExit('SECRET_KEY' in os.environ or len(os.environ) > 8 or 3)",
+        False,
+    ),
+}
 """What it tries -> the code, and whether it must be stopped (or fails by itself)."""
 
 
@@ -289,8 +294,10 @@ def test_an_environment_of_copies_runs_code_too(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [tmp_path / "bin" / "python", "-c", ask.format(str(Path(__file__).resolve().parent.parent))],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.strip() == "42", done.stderr
 
 

@@ -1,7 +1,6 @@
 """Log-probabilities of responses, and the tokens they are taken over."""
 
-from __future__ import annotations
-
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from rl.training.encoding import EncodedResponse, Encoder
+from rl.gates import rules
+from rl.gates.answers import rule_general
+from rl.gates.report import NOT_APPLICABLE, PASSED, REFUSED, Evidence, GateBounds, GateError, GeneralAnswers
+from rl.jobs.lifecycle import TrainOrder
+from rl.jobs.run_recipe import recipe_for
+from rl.recipes import SFTRecipe
+from rl.training.encoding import Encoder
+from rl.training.general import MEASURED, REHEARSED, Rehearsal, base_answers, general_answers, plain_texts
 from rl.training.policy import LoadedPolicy, load_policy
-from rl.training.scoring import (
-    ScoringError,
-    head_check,
-    kl_encoded,
-    kl_next_token,
-    score_encoded,
-    score_responses,
-)
+from rl.training.scoring import ScoringError, head_check, kl_encoded, kl_next_token, score_responses
+from rl.training.sft import SFTTrainer
 from tests.support.tiny_models import (
     CHAT_TEMPLATE,
     HARDWARE,
@@ -61,9 +61,7 @@ def by_hand(policy: LoadedPolicy, prompt: list[int], response: list[int]) -> flo
 
 
 @pytest.mark.parametrize("architecture", TOKENIZERS)
-def test_scores_are_the_sum_of_the_models_own_log_probabilities(
-    policies: Callable[[str], LoadedPolicy], architecture: str
-) -> None:
+def test_scores_are_the_models_own(policies: Callable[[str], LoadedPolicy], architecture: str) -> None:
     policy = policies(architecture)
     (encoded,) = policy.encoder.responses([(ASK, '{"widget": "table"}')])
     (score,) = score_responses(policy, [(ASK, '{"widget": "table"}')])
@@ -71,15 +69,6 @@ def test_scores_are_the_sum_of_the_models_own_log_probabilities(
     assert score.tokens == len(encoded.response_ids)
     assert not score.truncated
     head_check(policy)
-
-
-def test_the_turn_end_is_scored_with_the_response(llama: LoadedPolicy) -> None:
-    (with_end,) = llama.encoder.responses([(ASK, "table")])
-    assert with_end.response_ids[-1] == llama.tokenizer.convert_tokens_to_ids("<|end|>")
-    without = EncodedResponse(with_end.prompt_ids, with_end.response_ids[:-1])
-    long, short = score_encoded(llama, [with_end, without])
-    last = by_hand(llama, with_end.prompt_ids + without.response_ids, with_end.response_ids[-1:])
-    assert long - short == pytest.approx(last, abs=1e-4)
 
 
 def test_padding_and_batching_do_not_change_a_score(llama: LoadedPolicy) -> None:
@@ -115,9 +104,7 @@ def test_scores_that_are_kept_are_computed_once_for_the_policy_and_once_for_its_
         monkeypatch.setattr("rl.training.scoring._batch_logps", None)
 
 
-def test_the_divergence_of_the_next_token_is_that_of_the_models_own_logits(
-    tmp_path: Path, llama: LoadedPolicy
-) -> None:
+def test_the_divergence_is_of_the_models_logits(tmp_path: Path, llama: LoadedPolicy) -> None:
     adapter = tiny_adapter(Path(llama.base_model), tmp_path / "adapter")
     policy = load_policy(llama.base_model, adapter, hardware=llama.hardware)
     texts = ["a line", "a pie, and then a table", "none"]
@@ -141,9 +128,7 @@ def test_the_divergence_of_the_next_token_is_that_of_the_models_own_logits(
     assert kl_next_token(policy, items, reference=llama) == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_token_that_the_policy_is_unsure_of_does_not_carry_its_distance(
-    tmp_path: Path, llama: LoadedPolicy
-) -> None:
+def test_an_unsure_token_does_not_carry_the_distance(tmp_path: Path, llama: LoadedPolicy) -> None:
     """An answer chosen for a policy may hold a token that its reference is sure of and the policy is not."""
     adapter = tiny_adapter(Path(llama.base_model), tmp_path / "adapter")
     policy = load_policy(llama.base_model, adapter, hardware=llama.hardware)
@@ -156,9 +141,7 @@ def test_a_token_that_the_policy_is_unsure_of_does_not_carry_its_distance(
     assert 0 < exact < estimate / 2
 
 
-def test_an_architecture_with_unknown_logits_is_refused(
-    llama: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_logits_are_refused(llama: LoadedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     head = llama.model.lm_head
     monkeypatch.setattr(head, "forward", lambda hidden: torch.nn.functional.linear(hidden, head.weight) * 0.5)
     with pytest.raises(ScoringError, match="llama"):
@@ -171,21 +154,18 @@ def encoder(template: str | None = CHAT_TEMPLATE, context: int | None = None, ki
     return Encoder(tokenizer, context)
 
 
-def test_a_template_without_a_system_turn_gets_it_in_the_users() -> None:
+def test_templates_render_and_end_turns() -> None:
+    # a template without a system turn gets it in the users
     strict = encoder(
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
         "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
     )
     assert strict.render(ASK) == "<|user|>Pick one.\n\nWhich widget, José?<|end|><|assistant|>"
-
-
-def test_a_prompt_no_template_takes_is_refused_with_its_roles() -> None:
+    # a prompt no template takes is refused with its roles
     strict = encoder("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ValueError, match=r"roles must alternate.*system, user"):
         strict.render(ASK)
-
-
-def test_the_turn_ends_where_the_template_says() -> None:
+    # the turn ends where the template says
     other = encoder(CHAT_TEMPLATE.replace("<|end|>", "<|pad|>"))
     assert other.turn_end_id == other.tokenizer.convert_tokens_to_ids("<|pad|>")
     assert other.stop_ids == sorted(other.tokenizer.convert_tokens_to_ids(["<|pad|>", "<|end|>"]))
@@ -214,15 +194,14 @@ def test_a_long_prompt_loses_its_oldest_words_and_keeps_the_system_turn() -> Non
     assert not item.response_cut
 
 
-def test_a_long_response_loses_its_end_and_its_turn_end() -> None:
+def test_responses_are_cut_at_the_limits() -> None:
+    # a long response loses its end and its turn end
     small = encoder()
     (item,) = small.responses([(ASK, "word " * 50)], max_length=200, max_response_length=10)
     assert len(item.response_ids) == 10
     assert item.response_cut
     assert small.turn_end_id not in item.response_ids
-
-
-def test_the_models_context_is_a_limit_even_where_none_is_asked_for() -> None:
+    # the models context is a limit even where none is asked for
     small = encoder(context=48)
     (item,) = small.responses([([{"role": "user", "content": "why " * 100}], "table")])
     assert len(item.prompt_ids) + len(item.response_ids) == 48
@@ -232,21 +211,18 @@ def a_row(chosen: Any, rejected: Any, **more: Any) -> dict[str, Any]:
     return {"prompt": ASK, "chosen": chosen, "rejected": rejected, **more}
 
 
-def test_both_sides_of_a_pair_share_the_prompts_tokens() -> None:
+def test_pairs_are_encoded_cut_and_left_out() -> None:
+    # both sides of a pair share the prompts tokens
     small = encoder()
     row = {"prompt": [{"role": "user", "content": "why " * 60}], "chosen": "a b c d", "rejected": "e"}
     (pair,) = small.pairs([row], 50, 20).rows
     assert len(pair["prompt_ids"]) + max(len(pair["chosen_ids"]), len(pair["rejected_ids"])) == 50
-
-
-def test_truncation_is_counted_per_prompt_and_per_response() -> None:
+    # truncation is counted per prompt and per response
     long = {"prompt": [{"role": "user", "content": "why " * 90}], "chosen": "a", "rejected": "b"}
     pairs = encoder().pairs([long, a_row("x " * 40, "y " * 40), a_row("a", "b")], 64, 12)
     assert pairs.truncated == {"prompts": 1, "completions": 2}
     assert len(pairs.rows) == 3
-
-
-def test_only_pairs_that_cannot_teach_are_left_out_and_why_is_counted() -> None:
+    # only pairs that cannot teach are left out and why is counted
     rows = [a_row("same", "same"), a_row("a " * 40 + "x", "a " * 40 + "y"), a_row("left", "right")]
     pairs = encoder().pairs(rows, 64, 8)
     assert pairs.left_out.counts == {"identical responses": 1, "identical after truncation": 1}
@@ -265,3 +241,171 @@ def test_only_pairs_that_cannot_teach_are_left_out_and_why_is_counted() -> None:
 def test_a_row_of_another_shape_is_refused_with_its_number(row: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         encoder().pairs([a_row("a", "b"), row], 64, 8)
+
+
+PROMPTS = REHEARSED[:8]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("general") / "base")
+
+
+def policy_of(base: Path, **options: Any) -> LoadedPolicy:
+    recipe = SFTRecipe(lora_r=4, lora_alpha=8)
+    torch.manual_seed(0)
+    return load_policy(str(base), hardware=HARDWARE, trainable=True, recipe=recipe, **options)
+
+
+def shift(policy: LoadedPolicy) -> None:
+    """Move every LoRA matrix away from the base."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in policy.model.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+
+
+def test_no_general_prompt_is_both_rehearsed_and_measured() -> None:
+    assert len(set(MEASURED)) == 24
+    assert not set(MEASURED) & set(REHEARSED)
+
+
+@pytest.mark.parametrize(
+    ("answer", "plain"),
+    [
+        ("Paris is the capital of France.", True),
+        ("7 + 5 = 12", True),
+        ("1. Bananas\n2. Lemons", True),
+        ('{"{"{"{"', False),
+        ('{"queue": "billing", "urgent": false}', False),
+        ("", False),
+        ("the queue the queue the queue the queue the queue", False),
+        ('"", "", "billing"}}', False),
+    ],
+)
+def test_plain_text(answer: str, plain: bool) -> None:
+    assert plain_texts([answer]) == [plain]
+
+
+def test_one_answer_to_every_prompt_is_none() -> None:
+    assert plain_texts(["billing", "billing", "billing", "Paris"]) == [False, False, False, True]
+    assert plain_texts(["Yes", "Yes", "Paris"]) == [True, True, True]
+
+
+def test_a_policy_that_is_its_base_has_no_distance(base: Path) -> None:
+    policy = policy_of(base)
+    found = general_answers(policy, PROMPTS)
+    assert (found.kl, found.n) == (pytest.approx(0, abs=1e-5), len(PROMPTS))
+    assert found.plain_text == found.base_plain_text
+    shift(policy)
+    assert general_answers(policy, PROMPTS).kl > 0.01
+
+
+def test_the_bases_answers_are_kept(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = base_answers(load_policy(str(base), hardware=HARDWARE), PROMPTS, 6)
+    policy = policy_of(base, cache_dir=tmp_path)
+    shift(policy)
+    assert base_answers(policy, PROMPTS, 6) == expected
+    monkeypatch.setattr("rl.training.policy.generate_tokens", None)
+    assert base_answers(policy, PROMPTS, 6) == expected
+
+
+def test_rehearsal_takes_every_answer_in_turn_and_pulls_back_to_the_base(base: Path) -> None:
+    policy = policy_of(base)
+    rehearsal = Rehearsal(policy, weight=2.0, rows=3, seed=1, prompts=PROMPTS)
+    rounds = [rehearsal.drawn(step) for step in range(6)]
+    for part in (rounds[:3], rounds[3:]):
+        assert sorted(number for drawn in part for number in drawn) == list(range(len(PROMPTS)))
+    assert rounds[0] == rehearsal.drawn(0)
+    assert rehearsal.loss(policy.model, 0).item() == pytest.approx(0, abs=1e-5)
+    shift(policy)
+    trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=0.02)
+    before = rehearsal.loss(policy.model, 0)
+    for step in range(30):
+        optimizer.zero_grad()
+        rehearsal.loss(policy.model, step).backward()
+        optimizer.step()
+    assert rehearsal.loss(policy.model, 0).item() < 0.8 * before.item()
+
+
+def trained(base: Path, folder: Path, weight: float) -> GeneralAnswers:
+    recipe = SFTRecipe(
+        learning_rate=2e-2,
+        lora_r=4,
+        lora_alpha=8,
+        batch_size=8,
+        max_steps=16,
+        warmup_ratio=0.0,
+        gradient_accumulation=2,
+        general_weight=weight,
+    )
+    rows = [
+        {"prompt": [{"role": "user", "content": f"Sort message {i}"}], "completion": '{"queue": "billing"}'}
+        for i in range(16)
+    ]
+    result = SFTTrainer(recipe, str(base), output_dir=folder, hardware=HARDWARE).train(rows)
+    assert ("general_kl" in result.metrics) is (weight > 0)
+    return general_answers(load_policy(str(base), result.checkpoint, hardware=HARDWARE), MEASURED[:8])
+
+
+@pytest.mark.campaign
+def test_a_trained_policy_stays_near_its_base(base: Path, tmp_path: Path) -> None:
+    away, near = (trained(base, tmp_path / f"{weight}", weight) for weight in (0.0, 4.0))
+    assert near.kl < 0.5 * away.kl
+
+
+def general(**figures: Any) -> Evidence:
+    return Evidence(
+        "base",
+        (),
+        general=GeneralAnswers(**{"kl": 0.1, "plain_text": 0.9, "base_plain_text": 1.0, "n": 24} | figures),
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "bounds", "outcome"),
+    [
+        ({}, {}, PASSED),
+        ({"plain_text": 0.1}, {}, REFUSED),
+        ({"kl": 5.0}, {}, REFUSED),
+        ({"plain_text": 0.1, "base_plain_text": 0.2}, {}, PASSED),
+        ({"plain_text": 0.1, "kl": 5.0}, {"max_general_loss": 1.0, "max_general_kl": 10.0}, PASSED),
+    ],
+)
+def test_a_lost_skill_is_refused(figures: dict[str, float], bounds: dict[str, Any], outcome: str) -> None:
+    found = rule_general(general(**figures), GateBounds(**bounds), rules.CHAMPION)
+    assert (found.outcome, found.waits) == (outcome, False)
+
+
+def test_general_answers_at_the_gate() -> None:
+    # the gate shows a broken answer
+    broken = ({"prompt": "What is the capital?", "answer": '{"{"{', "base": "Paris."},)
+    found = rule_general(general(plain_text=0.0, broken=broken), GateBounds(), rules.CHAMPION)
+    assert '{"{"{' in found.words
+    assert found.figures["broken"] == broken
+    # a policy without general answers is not asked
+    assert rule_general(Evidence("base", ()), GateBounds(), rules.CHAMPION).outcome == NOT_APPLICABLE
+    with pytest.raises(GateError):
+        GateBounds(max_general_kl=-1.0)
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
+def test_a_base_with_skills_rehearses_general_prompts(method: str, base: Path) -> None:
+    def weight(**options: Any) -> float:
+        return float(recipe_for(TrainOrder("widgets", method, "cpu", **options), HARDWARE)[1].general_weight)
+
+    assert weight(base_model="bundled") == 0
+    assert weight(base_model=str(base)) == 1
+    assert weight(base_model=str(base), knobs={"general_weight": "0.25"}) == 0.25
+
+
+@pytest.mark.django_db
+def test_a_small_base_model_on_a_gpu_gets_the_rates_of_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundled one too: the presets for a GPU's memory have rates for models of some billions."""
+    card = dataclasses.replace(HARDWARE, device="cuda", preset="high_quality")
+    order = TrainOrder("widgets", "sft")
+    assert recipe_for(order, card)[0] == "cpu"
+    monkeypatch.setattr("rl.jobs.run_recipe.base_parameters", lambda base: 1_240_000_000)
+    assert recipe_for(order, card)[0] == "high_quality"
+    assert recipe_for(dataclasses.replace(order, config="small_gpu"), card)[0] == "small_gpu"

@@ -1,7 +1,5 @@
 """Serving end to end in process: files found or made, policies side by side on one base, health and counters."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -13,12 +11,17 @@ from django.test import Client
 
 from feedback.models import Decision
 from rl.api import health as health
-from rl.checksums import base_hash
+from rl.checksums import base_hash, file_sum
+from rl.gates.report import GateReport
 from rl.models import Artifact, Policy
+from rl.registry import integrity
+from rl.registry import service as registry
+from rl.registry.service import PreparationRefused, policy_promote
 from rl.serving import fallback, files
 from rl.serving.base import BackendFailed, Model
 from rl.serving.fallback import InProcess
 from rl.serving.llama import LlamaPolicy
+from rl.serving.routing import base_model, policy_model
 from tests.support.api_client import ApiClient, error_of
 from tests.support.serving import (  # noqa: F401
     BUNDLED,
@@ -29,17 +32,14 @@ from tests.support.serving import (  # noqa: F401
     support_bot_allowed,
     written_by_the_asking_thread,
 )
+from tests.support.tiny_models import tiny_adapter
 
 pytestmark = pytest.mark.django_db
 
 HASH = base_hash(str(BUNDLED))
 HELLO = [{"role": "user", "content": "question: is uptime healthy\nwidgets:\nbadge\ntable"}]
-SCHEMA = {
-    "type": "object",
-    "properties": {"widget": {"enum": ["badge", "table"]}},
-    "required": ["widget"],
-    "additionalProperties": False,
-}
+SCHEMA = {"type": "object", "properties": {"widget": {"enum": ["badge", "table"]}}, "required": ["widget"]}
+SCHEMA |= {"additionalProperties": False}
 
 
 @pytest.fixture
@@ -74,9 +74,7 @@ def api(written_at_once: None) -> ApiClient:
     return ApiClient("ingest", "read")
 
 
-def test_two_versions_answer_side_by_side_from_one_base(
-    api: ApiClient, served: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_versions_share_one_base(api: ApiClient, served: None, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Path] = []
     init = LlamaPolicy.__init__
 
@@ -113,8 +111,6 @@ def test_two_versions_answer_side_by_side_from_one_base(
 
 
 def _model(name: str) -> Model:
-    from rl.serving.routing import base_model, policy_model
-
     if name == "base":
         return base_model("widgets", policy_model("widgets-v1"))
     return policy_model(name) or pytest.fail(name)
@@ -140,15 +136,7 @@ def test_a_decision_in_process_has_the_whole_distribution(api: ApiClient, served
     assert body["action"]["widget"] in state["widgets"]
 
 
-def test_functions_of_the_old_api_are_refused_in_process(api: ApiClient, served: None) -> None:
-    body = {"model": "widgets", "messages": HELLO, "functions": [{"name": "f"}]}
-    response = api.post("/v1/chat/completions", body)
-    assert (response.status_code, error_of(response)["param"]) == (400, "functions")
-
-
-def test_a_policy_without_its_file_says_when_to_ask_again_and_has_it_made(
-    api: ApiClient, served: None, made: list[list[str]], settings: Any
-) -> None:
+def test_a_missing_file_is_made(api: ApiClient, served: None, made: list[list[str]], settings: Any) -> None:
     (settings.RATCHET_HOME / "exports" / "widgets-v2-LoRA.gguf").unlink()
     for _ in range(2):
         response = api.post("/v1/chat/completions", {"model": "widgets-v2", "messages": HELLO})
@@ -157,9 +145,7 @@ def test_a_policy_without_its_file_says_when_to_ask_again_and_has_it_made(
     assert not Decision.objects.exists()
 
 
-def test_a_champion_without_its_file_is_stepped_in_for_while_it_is_made(
-    api: ApiClient, served: None, made: list[list[str]], settings: Any
-) -> None:
+def test_a_champion_is_replaced(api: ApiClient, served: None, made: list[list[str]], settings: Any) -> None:
     (settings.RATCHET_HOME / "exports" / "widgets-v1-LoRA.gguf").unlink()
     body = json.loads(api.post("/v1/chat/completions", {"model": "widgets", "messages": HELLO}).content)
     assert (body["model"], body["ratchet"]["intended"]) == ("base", "widgets-v1")
@@ -170,10 +156,6 @@ def test_a_champion_without_its_file_is_stepped_in_for_while_it_is_made(
 def test_a_damaged_champion_is_replaced_by_the_last_undamaged_champion_before_the_base(
     api: ApiClient, served: None, made: list[list[str]], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl.checksums import file_sum
-    from rl.registry import integrity
-    from rl.registry import service as registry
-
     sent: list[str] = []
     monkeypatch.setattr(integrity, "_tell", lambda key, event, text, **_: sent.append(f"{event}: {text}"))
     for name in ("widgets-v3", "widgets-v4"):
@@ -210,17 +192,15 @@ def test_a_damaged_champion_is_replaced_by_the_last_undamaged_champion_before_th
     assert made == [["export_model", "--policy", "widgets-v4", "--format", "gguf-lora"]]
 
 
-def test_an_adapter_that_is_no_file_of_llamas_is_stepped_in_for(
-    api: ApiClient, served: None, settings: Any
-) -> None:
+def test_a_broken_adapter_is_stepped_in_for(api: ApiClient, served: None, settings: Any) -> None:
     (settings.RATCHET_HOME / "exports" / "widgets-v1-LoRA.gguf").write_bytes(b"GGUF nonsense")
-    body = json.loads(api.post("/v1/chat/completions", {"model": "widgets", "messages": HELLO}).content)
-    assert body["model"] == "base"
+    body = {"model": "widgets", "messages": HELLO}
+    assert json.loads(api.post("/v1/chat/completions", body).content)["model"] == "base"
+    response = api.post("/v1/chat/completions", {**body, "functions": [{"name": "f"}]})
+    assert (response.status_code, error_of(response)["param"]) == (400, "functions")
 
 
-def test_a_policy_exported_as_one_whole_file_is_served_from_it(
-    api: ApiClient, served: None, settings: Any
-) -> None:
+def test_a_whole_file_is_served_from(api: ApiClient, served: None, settings: Any) -> None:
     policy = Policy.objects.get(name="widgets-v2")
     policy.artifacts.all().delete()
     for quantization in ("f16", "q4_k_m"):
@@ -236,9 +216,7 @@ def test_a_policy_exported_as_one_whole_file_is_served_from_it(
     assert body["model"] == "widgets-v2"
 
 
-def test_without_any_file_it_is_503_and_the_base_is_being_made(
-    api: ApiClient, made: list[list[str]], support_bot: None
-) -> None:
+def test_no_file_is_503_for_now(api: ApiClient, made: list[list[str]], support_bot: None) -> None:
     response = api.post("/v1/chat/completions", {"model": "support-bot", "messages": HELLO})
     assert (response.status_code, response["Retry-After"]) == (503, "15")
     assert made == [["export_model", "--base-model", "bundled", "--format", "gguf", "--quantization", "auto"]]
@@ -250,9 +228,7 @@ def test_a_base_is_found_by_its_hash_before_its_name(served: None) -> None:
     assert files.base_file(Model("base", "bundled", "sha256:other")) is None
 
 
-def test_a_folder_with_the_same_weights_and_another_template_is_another_base(
-    served: None, tmp_path: Path
-) -> None:
+def test_another_template_is_another_base(served: None, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     shutil.copytree(BUNDLED, folder)
     (files.bases_folder() / "named").mkdir()
@@ -263,9 +239,7 @@ def test_a_folder_with_the_same_weights_and_another_template_is_another_base(
     assert files.base_file(Model("base", str(folder))) is None
 
 
-def test_a_policy_whose_base_is_another_one_now_says_so_and_nothing_is_made(
-    made: list[list[str]], tmp_path: Path
-) -> None:
+def test_a_changed_base_is_said_and_nothing_made(made: list[list[str]], tmp_path: Path) -> None:
     others = ((tmp_path / "gone", "is not there any more"), (BUNDLED, "was changed since"))
     for number, (base, word) in enumerate(others):
         policy_made(f"widgets-v{number}", stage="candidate")
@@ -286,17 +260,13 @@ def test_who_waits_too_long_for_llama_is_sent_away(served: None) -> None:
 @pytest.mark.training
 @pytest.mark.prepares
 @pytest.mark.django_db(transaction=True)
-def test_a_promotion_writes_what_serving_needs_before_it_says_done(
-    api: ApiClient, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rl.registry.service import policy_promote
-    from tests.support.tiny_models import tiny_adapter
-
+def test_promoted_is_servable(api: ApiClient, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RATCHET_HOME", str(ratchet_home))
     tiny_adapter(BUNDLED, ratchet_home / "nowhere")
     policy = policy_made("widgets-v1", stage="candidate")
     policy.artifacts.all().delete()
-    Policy.objects.update(base_model_hash=base_hash(str(BUNDLED)))
+    weights = file_sum(ratchet_home / "nowhere" / "adapter_model.safetensors")
+    Policy.objects.update(base_model_hash=base_hash(str(BUNDLED)), adapter_sha256=weights)
     policy.refresh_from_db()
     policy_promote(policy, "champion", actor="ada", reason="for the test", force=True)
     artifact = policy.artifacts.get()
@@ -306,14 +276,7 @@ def test_a_promotion_writes_what_serving_needs_before_it_says_done(
 
 
 @pytest.mark.prepares
-def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
-    ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rl.gates.report import GateReport
-    from rl.registry import service as registry
-    from rl.registry.service import PreparationRefused
-    from rl.serving import files
-
+def test_the_unservable_needs_force(ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(options: list[str], deadline: float) -> dict[str, Any]:
         raise PreparationRefused("no converter")
 
@@ -330,7 +293,6 @@ def test_a_policy_that_cannot_be_served_is_not_promoted_unless_forced(
 @pytest.mark.training
 def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
     from rl.export.service import ExportOrder, export
-    from tests.support.tiny_models import tiny_adapter
 
     tiny_adapter(BUNDLED, ratchet_home / "nowhere")
     policy = policy_made("widgets-v1")
@@ -339,14 +301,10 @@ def test_export_model_makes_what_serving_looks_for(ratchet_home: Path) -> None:
     export(ExportOrder(policy="widgets-v1", format="gguf-lora"))
     again = export(ExportOrder(base_model="bundled", format="gguf", quantization="f16"))
     assert again["notes"] == ["it was there already"]
-    model = _model("widgets-v1")
-    base, adapter = files.files_of(model)
+    base, adapter = files.files_of(_model("widgets-v1"))
     assert adapter == ratchet_home / policy.artifacts.get().path
     with LlamaPolicy(base, threads=1) as llama:
         assert llama.log_probabilities(HELLO, ["x"], adapter) != llama.log_probabilities(HELLO, ["x"])
-
-
-# --- Health -------------------------------------------------------------------------------------------------
 
 
 def test_alive_is_open_to_everyone(client: Client) -> None:
@@ -388,9 +346,7 @@ def test_counters_are_for_those_who_may_read(api: ApiClient, parrot: Parrot, set
     assert ApiClient("ingest").get("/metrics").status_code == 403
 
 
-def test_the_file_that_was_chosen_serves_a_base_unless_a_quantisation_is_set(
-    tmp_path: Path, settings: Any
-) -> None:
+def test_the_chosen_file_serves_a_base(tmp_path: Path, settings: Any) -> None:
     folder = files.base_folder("sha256:" + "c" * 64)
     folder.mkdir(parents=True)
     for name in ("f16", "q8_0", "original"):

@@ -1,14 +1,12 @@
 """Many answers to one prompt, whose keys and values are there once: the tokens drawn are those of repeated ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from packed_forward import selftest
 from packed_forward.logps import causal_model
+from packed_forward.packing import Strategy
 from packed_forward.prefix_attention import SharedPrompt, running_rows
-from packed_forward.strategies import Strategy
 from random_models import SHAPES, a_policy
 from rl.training.constrained_generation import Sampling, generate_tokens
 
@@ -26,16 +24,19 @@ def drawn(
     policy.model.eval()
     sampling = Sampling(12, temperature)
     return generate_tokens(
-        causal_model(policy.model), [PROMPTS[i] for i in asked], 4, sampling, stops, 0,
+        causal_model(policy.model),
+        [PROMPTS[i] for i in asked],
+        4,
+        sampling,
+        stops,
+        0,
         torch.Generator().manual_seed(3),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", OURS)
-def test_the_tokens_are_those_of_a_prompt_repeated_for_each_answer(
-    shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_those_of_repeated_prompts(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     attend = SharedPrompt.attend
 

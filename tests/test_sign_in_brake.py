@@ -1,7 +1,5 @@
 """The brake on sign-in: per account and address, for passwords and links, alike for people who are not there."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,9 +41,7 @@ def attempt(name: str, password: str = "wrong", *, door: str = DOORS[0], address
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", ["ada", "nobody"])
-def test_an_account_is_sent_away_after_three_failures_whether_it_is_there_or_not(
-    ada: User, door: str, name: str
-) -> None:
+def test_an_account_is_shut_after_three_failures(ada: User, door: str, name: str) -> None:
     answers = [attempt(name, door=door, address=f"10.0.0.{n}") for n in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
     assert answers[3]["Retry-After"] == "900"
@@ -82,9 +78,7 @@ def test_who_signs_in_rightly_does_not_clear_the_address(ada: User) -> None:
 
 
 @pytest.mark.parametrize("who", ["known", "unknown", "switched off", "without a password"])
-def test_a_wrong_password_costs_the_same_for_everybody(
-    who: str, ada: User, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_password_costs_the_same(who: str, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """One hash and as many queries, which are what takes time."""
     User.objects.create_user("off", password=PASSWORD, is_active=False)
     User.objects.create_user("linked").set_unusable_password()
@@ -101,9 +95,6 @@ def test_a_wrong_password_costs_the_same_for_everybody(
     with CaptureQueriesContext(connection) as queries:
         attempt("somebody else")
     assert len(queries) == first
-
-
-# --- Links --------------------------------------------------------------------------------------------------
 
 
 def link(name: str) -> str:
@@ -158,9 +149,6 @@ def test_no_token_or_password_is_kept_of_a_failure(ada: User) -> None:
     assert "S3CRET" not in kept
 
 
-# --- Whose address ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("proxies", "forwarded", "remote", "believed"),
     [
@@ -175,9 +163,7 @@ def test_no_token_or_password_is_kept_of_a_failure(ada: User) -> None:
         (0, "", "", None),
     ],
 )
-def test_the_address_is_what_the_last_proxy_of_ours_saw(
-    settings: Any, proxies: int, forwarded: str, remote: str, believed: str | None
-) -> None:
+def test_the_address(settings: Any, proxies: int, forwarded: str, remote: str, believed: str | None) -> None:
     settings.NUM_PROXIES = proxies
     request = RequestFactory().get("/", HTTP_X_FORWARDED_FOR=forwarded, REMOTE_ADDR=remote)
     assert client_address(request) == believed

@@ -1,7 +1,5 @@
 """Simulated decisions and ratings: marked, repeatable, as noisy as asked."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -69,8 +67,7 @@ def test_every_agent_has_three_tastes_of_the_same_prompts_and_one_drifts(slug: s
     assert likes[2][:30] == likes[0][:30]
     assert likes[2][30:] == likes[1][30:]
     # the situation decides often, and leaves something to like and something not to in every scenario
-    differ = sum(one != other for one, other in zip(likes[0], likes[1], strict=True))
-    assert differ >= 12
+    assert sum(one != other for one, other in zip(likes[0], likes[1], strict=True)) >= 12
     assert all(any(one) and not all(one) for one in [*likes[0], *likes[1]])
     for scenario in situation[::20]:
         assert all(

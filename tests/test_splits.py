@@ -1,7 +1,5 @@
 """Share held out, and that a prompt never changes sides. Shares are worked by hand from `rl.datasets.holdout`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading
@@ -26,7 +24,9 @@ from rl.datasets.holdout import (
 from rl.datasets.rows import FeedbackFile
 from rl.datasets.splits import splits_of, splits_store
 from rl.models import GateSettings, PromptSplit
-from tests.support.split_worlds import Growth, forgetful, looks_at, promoted_at
+from tests.support.split_worlds import Growth, looks_at, promoted_at
+
+pytestmark = pytest.mark.django_db
 
 
 def names(count: int, salt: str = "") -> list[str]:
@@ -37,18 +37,14 @@ def sides(splits: dict[str, Any]) -> dict[str, int]:
     return dict(Counter(splits.values()))
 
 
-# --- The shares -----------------------------------------------------------------------------------------------
-
-
-def test_a_third_is_held_out_until_the_gate_can_speak_and_then_less_and_less() -> None:
+def test_shares_held_out() -> None:
+    # a third is held out until the gate can speak and then less and less
     assert holdout_target(30) == 40
     assert shares_in_force(SplitCounts(), 30).holdout == pytest.approx(1 / 3)
     assert shares_in_force(SplitCounts(120, 12, 40), 30).holdout == pytest.approx(1 / 3)
     assert shares_in_force(SplitCounts(300, 30, 80), 30).holdout == pytest.approx(0.1 + 7 / 60)
     assert shares_in_force(SplitCounts(10**6, 10**5, 10**5), 30).holdout == pytest.approx(0.1, abs=1e-3)
-
-
-def test_a_share_is_pulled_towards_what_is_missing_within_bounds() -> None:
+    # a share is pulled towards what is missing within bounds
     # 30 prompts, 8 held out: two fewer than a third, so 1/3 + 2/10 of 1
     assert shares_in_force(SplitCounts(30, 3, 8), 30).holdout == pytest.approx(0.5)
     assert shares_in_force(SplitCounts(30, 3, 9), 30).holdout == pytest.approx(1 / 3 + 0.1)
@@ -57,11 +53,6 @@ def test_a_share_is_pulled_towards_what_is_missing_within_bounds() -> None:
     assert shares_in_force(SplitCounts(30, 9, 10), 30).eval == pytest.approx(0.02)
     # an agent of the days of one in ten: 200 rated prompts, 20 of them held out
     assert shares_in_force(SplitCounts(200, 20, 20), 30).holdout == 0.5
-
-
-def test_a_gate_that_asks_for_more_holds_out_a_third_for_longer() -> None:
-    assert holdout_target(90) == 120
-    assert shares_in_force(SplitCounts(120, 12, 40), 90).holdout == pytest.approx(1 / 3)
 
 
 def test_the_upper_end_of_the_hashes_is_held_out_whatever_the_shares() -> None:
@@ -83,22 +74,19 @@ def test_a_hundred_rated_prompts_are_enough_for_a_gate_and_leave_most_for_traini
     assert 6 <= found["eval"] <= 13
 
 
-def test_where_data_abound_a_tenth_is_held_out() -> None:
+def test_many_prompts_are_drawn() -> None:
+    # where data abound a tenth is held out
     found = sides(draw_splits({}, names(20_000), min_evidence=30))
     # what is missing to a tenth falls as 1/held out: dn/dh = 1 / (0.1 + 9.33 / h)
     assert 0.1 < found["holdout"] / 20_000 < 0.13
     assert found["eval"] == pytest.approx(2000, abs=5)
-
-
-def test_a_prompt_of_which_nothing_was_said_stands_by_the_shares_of_those_with_a_word() -> None:
+    # a prompt of which nothing was said stands by the shares of those with a word
     asked = names(3000, "asked")
     few = sides(draw_splits({}, names(30), unrated=asked, min_evidence=30))
     assert few["holdout"] == pytest.approx(1010, abs=80)
     many = draw_splits({}, names(3000), unrated=asked, min_evidence=30)
     assert sum(many[name] == "holdout" for name in asked) < 0.2 * 3000
-
-
-def test_what_is_known_stays_and_the_order_of_the_prompts_does_not_matter() -> None:
+    # what is known stays and the order of the prompts does not matter
     prompts = names(200)
     first = draw_splits({}, prompts[:80], min_evidence=30)
     then = draw_splits(first, prompts, min_evidence=30)
@@ -118,9 +106,6 @@ def test_how_many_more_prompts_it_takes_is_about_what_it_takes() -> None:
         more = prompts_until(100, SplitCounts.of(known.values()), 30)
         grown = draw_splits(known, prompts[: 200 + more], min_evidence=30)
         assert 90 <= sides({**known, **grown})["holdout"] <= 110
-
-
-# --- Near-identical prompts -----------------------------------------------------------------------------------
 
 
 def groups_of(size: int, count: int, salt: str = "") -> dict[str, str]:
@@ -176,9 +161,6 @@ def test_prompts_of_a_torn_or_a_large_cluster_are_drawn_one_by_one() -> None:
     assert drawn_in(template, list(template)) == draw_splits({}, list(template), min_evidence=30)
 
 
-# --- What is written down -------------------------------------------------------------------------------------
-
-
 def rate(number: int, agent: str = "helper") -> str:
     return rate_text(f"question {number}", agent)
 
@@ -196,7 +178,6 @@ def stored(agent: str = "helper") -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 def test_a_dry_run_foretells_the_sides_and_writes_nothing() -> None:
     for number in range(40):
         rate(number)
@@ -210,7 +191,6 @@ def test_a_dry_run_foretells_the_sides_and_writes_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 def test_a_prompt_never_changes_sides_while_feedback_grows() -> None:
     before: dict[str, str] = {}
     for start in range(0, 160, 20):
@@ -224,21 +204,6 @@ def test_a_prompt_never_changes_sides_while_feedback_grows() -> None:
     assert 45 <= sides(before)["holdout"] <= 57
 
 
-@pytest.mark.django_db
-def test_every_kind_of_dataset_has_a_prompt_on_the_same_side() -> None:
-    for number in range(30):
-        rate(number)
-    plans = {
-        kind: {
-            row["prompt_hash"]: row["split"]
-            for row in prepare_training_dataset("helper", kind, dry_run=True).rows()
-        }
-        for kind in ("pairs", "labels", "scores", "corrections", "groups", "prompts")
-    }
-    assert all(plan == plans["pairs"] for plan in plans.values())
-
-
-@pytest.mark.django_db
 def test_near_identical_prompts_of_a_database_stand_on_one_side_whatever_the_kind_of_dataset() -> None:
     # twenty words of its own each: one more of another question leaves 39 of 43 words and pairs of words in common
     questions = [" ".join(f"{subject}{i}" for i in range(20)) for subject in "abcdefghij"]
@@ -262,7 +227,6 @@ def test_near_identical_prompts_of_a_database_stand_on_one_side_whatever_the_kin
     assert len(plan) == 20
 
 
-@pytest.mark.django_db
 def test_a_file_that_grows_moves_no_prompt(tmp_path: Path) -> None:
     def file(count: int) -> Path:
         rows = [{"prompt": f"q {i}", "chosen": f"a {i}", "rejected": f"b {i}"} for i in range(count)]
@@ -278,7 +242,6 @@ def test_a_file_that_grows_moves_no_prompt(tmp_path: Path) -> None:
     assert large.counts["holdout"] > 80
 
 
-@pytest.mark.django_db
 def test_another_agents_sides_and_settings_count_for_nothing() -> None:
     GateSettings.objects.create(agent="strict", min_evidence=300)
     few = splits_store("helper", names(400, "helper"))
@@ -287,7 +250,6 @@ def test_another_agents_sides_and_settings_count_for_nothing() -> None:
     assert 90 < sides(few)["holdout"] < 125
 
 
-@pytest.mark.django_db
 def test_what_another_process_entered_a_moment_earlier_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = names(20)
     from rl.datasets import splits
@@ -327,9 +289,6 @@ def test_workers_at_once_agree_on_every_prompt() -> None:
     assert all(at_last[name] == split for one in found for name, split in one.items())
 
 
-# --- What it is for -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("alike", [False, True])
 def test_policies_that_are_no_better_do_not_get_through_while_the_holdout_grows(alike: bool) -> None:
@@ -349,11 +308,6 @@ def test_groups_keep_their_holdout_and_promote_nobody() -> None:
     assert 9 <= votes(10) <= 15
     growth = Growth([60, 10, 200, 10, 10, 60, 40, 10], group=3)
     assert sum(promoted_at(growth, seed) is not None for seed in range(20)) <= 4
-
-
-def test_prompts_that_change_sides_would_let_them_through() -> None:
-    growth = Growth([60, 10, 200, 10, 10, 60, 40, 10])
-    assert sum(promoted_at(growth, seed, forgetful) is not None for seed in range(10)) >= 9
 
 
 @pytest.mark.parametrize(("of_each", "least"), [(1, 21), (2, 30), (4, 30)])

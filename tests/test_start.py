@@ -1,7 +1,5 @@
 """The guided start: which step an agent is at, and that each step can be done from the page alone."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any
@@ -21,19 +19,14 @@ from rl.registry import service as registry
 from rl.registry.checklist import gate_checklists
 from rl.registry.incumbents import incumbent_sync
 from rl.selectors import AgentCard, agent_cards, run_eta_s
-from rl.views.next_step import guide_of
+from rl.views.runs import guide_of
 from tests.support.api_client import person
 from tests.support.evaluations import judged
+from tests.support.registry_rows import make_policy, make_run
+from tests.support.said import words
 from tests.test_held_out_answers import answered
-from tests.test_pages import make_policy, make_run, words
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def operator(client: Client) -> Client:
-    client.force_login(person("the-operator", "operator"))
-    return client
 
 
 def card_of(slug: str) -> AgentCard:
@@ -49,9 +42,6 @@ def rated(count: int, agent: str = "shop", first: int = 0) -> None:
     for number in range(first, first + count):
         decision = decision_record(agent=agent, messages=f"question {number}", response="an answer").row
         rating_submit(decision=decision, rater="bob", thumb="up" if number % 2 else "down")
-
-
-# --- Where an agent is --------------------------------------------------------------------------------------
 
 
 def test_the_step_follows_from_what_is_stored() -> None:
@@ -102,9 +92,6 @@ def test_the_way_to_go_is_told_by_the_training_alone_not_by_what_came_before_it(
     assert run_eta_s(run) == pytest.approx(80, abs=5)
 
 
-# --- The page -----------------------------------------------------------------------------------------------
-
-
 def test_an_operator_without_decisions_lands_there_and_a_rater_does_not(operator: Client) -> None:
     assert operator.get("/").headers["Location"] == "/start/"
     operator.force_login(person("the-rater", "rater"))
@@ -112,12 +99,22 @@ def test_an_operator_without_decisions_lands_there_and_a_rater_does_not(operator
     assert operator.get("/start/").status_code == 403
 
 
-def test_the_navigation_leads_there_until_a_loop_was_closed(operator: Client) -> None:
-    rated(1)
-    assert 'href="/start/"' in operator.get("/decisions/").text
+def test_the_navigation_leads_there_also_once_there_is_a_champion(operator: Client) -> None:
     registry.policy_promote(make_policy("shop"), "champion", actor="eve", force=True, reason="a test")
     forget_all()
-    assert 'href="/start/"' not in operator.get("/decisions/").text
+    assert 'href="/start/"' in operator.get("/decisions/").text
+
+
+def test_sample_rows_go_all_the_way_with_columns_that_are_guessed(operator: Client) -> None:
+    sample = operator.get("/start/?agent=&by=sample").context["sample"]
+    assert sample.splitlines()[0] == "customer message,routed to,ok?,should have been"
+    tried = operator.post("/start/bring/", {"agent": "tickets", "text": sample})
+    assert (tried.status_code, tried.context["fault"]) == (200, "")
+    counts = dict(tried.context["counts"])
+    assert counts["decisions"] == counts["ratings"] == 60
+    assert counts["corrections"] == sample.count(",no,")
+    operator.post("/start/take/", {"token": tried.context["upload"].token})
+    assert Decision.objects.filter(agent="tickets").count() == 60
 
 
 def test_who_comes_back_goes_on_where_they_were(operator: Client) -> None:
@@ -134,8 +131,6 @@ def test_an_earlier_step_can_be_looked_at_and_a_later_one_cannot(operator: Clien
     assert operator.get("/start/?agent=shop&step=connect").context["shown"].key == "connect"
     assert operator.get("/start/?agent=shop&step=promote").context["shown"].key == "train"
 
-
-# --- Bringing decisions -------------------------------------------------------------------------------------
 
 LINES = "\n".join(
     json.dumps({"prompt": f"question {n}", "response": f"answer {n}", "thumb": "up" if n % 2 else "down"})
@@ -163,11 +158,14 @@ def test_pasted_lines_are_recognised_and_then_taken_in(operator: Client) -> None
     [
         "question,answer,stars\nmay I?,yes,5\nmust I?,no,1",
         "question\tanswer\tstars\nmay I?\tyes\t5\nmust I?\tno\t1",
+        "\nquestion\tanswer\tstars\tcorrection\r\nmust I?\tno\t1\tyes\r\nmay I?\tyes\t5\t\r\n",
         '[{"prompt": "may I?", "response": "yes", "stars": 5}, {"prompt": "must I?", "response": "no", "stars": 1}]',
     ],
 )
 def test_tables_and_arrays_are_read_as_they_are_pasted(operator: Client, text: str) -> None:
-    assert dict(bring(operator, text).context["counts"]) == {"decisions": 2, "ratings": 2}
+    counts = dict(bring(operator, text).context["counts"])
+    assert (counts.pop("decisions"), counts.pop("ratings")) == (2, 2)
+    assert counts == ({"corrections": 1} if "correction" in text else {})
 
 
 def test_lines_within_a_pasted_cell_end_as_they_were_typed(operator: Client) -> None:
@@ -176,17 +174,7 @@ def test_lines_within_a_pasted_cell_end_as_they_were_typed(operator: Client) -> 
     assert Decision.objects.get().messages == [{"role": "user", "content": "may I?\nor not"}]
 
 
-def test_columns_are_said_on_the_page_where_their_names_do_not_say_them(operator: Client) -> None:
-    tried = bring(operator, "wen,was,wie\nmay I?,yes,5\nmust I?,no,1", agent="shop")
-    assert tried.status_code == 400
-    chosen = {"column-0": "prompt", "column-1": "response", "column-2": "rating", "scale": "1..5"}
-    again = operator.post("/start/bring/", {"token": tried.context["upload"].token, **chosen})
-    assert dict(again.context["counts"]) == {"decisions": 2, "ratings": 2}
-
-
-def test_columns_with_names_of_their_own_are_guessed_and_asked_about_without_words_of_a_shell(
-    operator: Client,
-) -> None:
+def test_columns_of_ones_own_are_guessed_and_asked_about(operator: Client) -> None:
     tried = bring(operator, "customer wrote\tassistant reply\tgrade\nmay I?\tyes\t5\nmust I?\tno\t1")
     assert [field for _, field in tried.context["columns"]] == ["prompt", "response", "rating"]
     assert "--map" not in tried.text
@@ -208,9 +196,7 @@ def test_a_file_is_taken_in_place_of_text(operator: Client) -> None:
         ({"text": "just words\nwithout a header"}, "pasted.csv"),
     ],
 )
-def test_what_cannot_be_read_is_said_and_what_was_pasted_stays(
-    operator: Client, sent: dict[str, str], fault: str
-) -> None:
+def test_unreadable_stays_as_it_was_pasted(operator: Client, sent: dict[str, str], fault: str) -> None:
     page = operator.post("/start/bring/", sent)
     assert page.status_code == 400
     text = words(page.text)
@@ -227,9 +213,6 @@ def test_lines_belong_to_who_tried_them(operator: Client) -> None:
     assert Decision.objects.count() == 0
 
 
-# --- Rating and training in place ---------------------------------------------------------------------------
-
-
 def test_the_next_decision_is_rated_in_place_and_the_way_leads_back(operator: Client) -> None:
     for number in range(3):
         decision_record(agent="shop", messages=f"question {number}", response="an answer")
@@ -244,8 +227,7 @@ def test_the_next_decision_is_rated_in_place_and_the_way_leads_back(operator: Cl
 
 def test_the_bars_are_asked_for_without_taking_a_decision_from_others(operator: Client) -> None:
     decision_record(agent="shop", messages="question", response="an answer")
-    live = operator.get("/start/?agent=shop", headers={"X-Live": "1"})
-    assert live.context["stage"] is False
+    assert operator.get("/start/?agent=shop", headers={"X-Live": "1"}).context["stage"] is False
     assert not Lease.objects.exists()
 
 
@@ -265,8 +247,7 @@ def test_a_button_trains_and_leads_back_to_the_phases(operator: Client) -> None:
     TrainingRun.objects.update(status="succeeded", finished_at=run.created_at, phase="judging, 120 of 400")
     make_policy("shop")
     registry.Policy.objects.filter(kind="adapter").update(run=run)
-    later = operator.get("/start/?agent=shop")
-    assert later.context["shown"].key == "compare"
+    assert operator.get("/start/?agent=shop").context["shown"].key == "compare"
 
 
 def test_the_plan_is_of_all_ratings_there_are(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,11 +270,7 @@ def test_what_a_training_would_refuse_is_said_before_the_button(operator: Client
 @pytest.mark.parametrize("back", ["//elsewhere.example/", "https://elsewhere.example/", "start"])
 def test_the_way_back_never_leads_elsewhere(operator: Client, back: str) -> None:
     rated(1)
-    sent = operator.post("/runs/new/", {"agent": "shop", "back": back})
-    assert sent.headers["Location"] == "/"
-
-
-# --- Comparing, promoting, asking ---------------------------------------------------------------------------
+    assert operator.post("/runs/new/", {"agent": "shop", "back": back}).headers["Location"] == "/"
 
 
 def judged_policy(*, wins: int) -> Policy:
@@ -374,7 +351,7 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
 
 def test_the_base_model_is_chosen_on_the_page_and_added_by_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     queued: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("rl.jobs.base_models.async_task", lambda *words, **more: queued.append(words))
+    monkeypatch.setattr("rl.jobs.child_process.async_task", lambda *words, **more: queued.append(words))
     decision_record(agent="shop", messages="Where is my parcel?", response="On its way.")
     client = Client()
     client.force_login(person("bob", "operator"))

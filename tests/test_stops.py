@@ -1,7 +1,5 @@
 """A stop request in each phase of a training: it interrupts at once, keeps what was done, and is resumed from there."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 import time
@@ -13,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from backend.pace import Pace
+from backend.command import Pace
 from rl.jobs.progress import StopRequest, stop_signals
 from rl.recipes import GRPORecipe, KTORecipe, PPORecipe, SFTRecipe
 from rl.training import ppo
 from rl.training.dpo import PairTrainer
 from rl.training.grpo import GRPOTrainer
-from rl.training.grpo_trainer import OnlineTrainer
+from rl.training.grpo_trainer import GroupTrainer
 from rl.training.kto import KTOTrainer
 from rl.training.ppo import PPOTrainer
 from rl.training.preference import PHASE as WARM_UP
@@ -27,17 +25,10 @@ from rl.training.result import Silent, TrainResult
 from rl.training.sft import SFTTrainer
 from rl.training.trl_trainer import EVALUATING, TRAINING
 from tests.support.dpo_runs import HARDWARE, QUICK, a_trainer, some_pairs
-from tests.support.dpo_runs import base as base
 from tests.test_ppo import ROWS, Length
 
-SHORT: dict[str, Any] = {
-    "batch_size": 4,
-    "lora_r": 4,
-    "lora_alpha": 8,
-    "max_length": 96,
-    "warmup_ratio": 0.0,
-    "max_steps": 4,
-}
+SHORT: dict[str, Any] = {"batch_size": 4, "lora_r": 4, "lora_alpha": 8, "max_length": 96, "warmup_ratio": 0.0}
+SHORT |= {"max_steps": 4}
 
 
 class Interrupting(Silent):
@@ -103,9 +94,7 @@ def test_a_stop_from_another_thread_interrupts_the_main_one(stop: StopRequest) -
 
 @pytest.mark.campaign
 @pytest.mark.training
-def test_dpo_is_stopped_in_each_phase_and_ends_as_if_it_never_was(
-    base: str, tmp_path: Path, stop: StopRequest
-) -> None:
+def test_dpo_stops_in_each_phase_without_trace(base: str, tmp_path: Path, stop: StopRequest) -> None:
     rows, recipe = some_pairs(12), dataclasses.replace(QUICK, warm_up_steps=4, max_steps=3, epochs=1.0)
     whole = a_trainer(base, tmp_path / "whole", recipe).train(rows)
     for resume, (phase, done) in enumerate(
@@ -133,9 +122,7 @@ def test_dpo_is_stopped_in_each_phase_and_ends_as_if_it_never_was(
 
 
 @pytest.mark.training
-def test_a_stop_in_the_middle_of_a_step_keeps_the_step_before(
-    base: str, tmp_path: Path, stop: StopRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mid_step(base: str, tmp_path: Path, stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = some_pairs(12)
     recipe = dataclasses.replace(QUICK, max_steps=4, gradient_accumulation=2, lora_dropout=0.1)
     whole = a_trainer(base, tmp_path / "whole", recipe).train(rows)
@@ -159,9 +146,7 @@ def test_a_stop_in_the_middle_of_a_step_keeps_the_step_before(
 
 
 @pytest.mark.training
-def test_a_stop_in_an_evaluation_is_made_up_for_when_resumed(
-    base: str, tmp_path: Path, stop: StopRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mid_eval(base: str, tmp_path: Path, stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, recipe = some_pairs(12), dataclasses.replace(QUICK, max_steps=4, eval_steps=2)
     loop = PairTrainer.evaluation_loop
 
@@ -242,7 +227,7 @@ def test_a_stop_while_answers_are_sampled_goes_back_to_the_last_step(
 ) -> None:
     trainer, rows = method(base, tmp_path / "whole")
     whole = trainer.train(rows)
-    owner, name = (OnlineTrainer, "_generate_single_turn") if method is _grpo else (ppo, "update")
+    owner, name = (GroupTrainer, "_generate_single_turn") if method is _grpo else (ppo, "update")
     original, listener = getattr(owner, name), Interrupting(stop)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
@@ -275,7 +260,7 @@ def test_a_stop_in_the_last_evaluation_is_no_success(base: str, tmp_path: Path, 
 
 def test_counted_work_tells_its_rate_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("backend.pace.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("backend.command.time.monotonic", lambda: clock[0])
     pace, said = Pace(), []
     for done in (1, 2, 5, 100):
         said.append(pace.words(done, 100))

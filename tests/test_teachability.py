@@ -1,7 +1,5 @@
 """Rewards that cannot teach are refused before a model loads, or after a small probe; runs that diverge are stopped."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -16,9 +14,9 @@ from rl.jobs.teachability import rate_sum, teachability_warning
 from rl.management.simulation import simulate
 from rl.models import Policy, TrainingRun
 from rl.recipes import GRPO_CONFIG, PPO_CONFIG, DPORecipe
+from rl.rewards.answers import rows_rewarded, teaching_fault
 from rl.rewards.base import RewardSample, RewardValue
 from rl.rewards.catalogue import rewards_named
-from rl.rewards.rows import rows_rewarded, teaching_fault
 from rl.training.encoding import EncodedResponse
 from rl.training.grpo import GRPOTrainer
 from rl.training.ppo import PPOTrainer
@@ -28,9 +26,6 @@ from rl.training.rollout import PATIENCE, Rollout, Watch, repetition_of
 from tests.support.figures import figures_of
 from tests.support.tiny_models import HARDWARE
 from tests.test_commands import run
-from tests.test_train_ppo import base
-
-__all__ = ["base"]
 
 
 def fault_of(names: list[str], rows: list[dict[str, Any]], agent: str) -> tuple[str, bool]:
@@ -38,9 +33,6 @@ def fault_of(names: list[str], rows: list[dict[str, Any]], agent: str) -> tuple[
 
 
 ROW: dict[str, Any] = {"prompt": [{"role": "user", "content": "q"}]}
-
-
-# --- Before a model is loaded -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,9 +47,7 @@ ROW: dict[str, Any] = {"prompt": [{"role": "user", "content": "q"}]}
         (["agent", "answer"], {}, "agent is constant"),
     ],
 )
-def test_what_cannot_teach_is_told_without_a_model(
-    rewards: list[str], row: dict[str, Any], said: str
-) -> None:
+def test_the_unteachable_needs_no_model(rewards: list[str], row: dict[str, Any], said: str) -> None:
     fault, may_insist = fault_of(rewards, [ROW | row] * 3, "assistant")
     assert said in fault
     # form can be learnt on purpose; what never applies cannot
@@ -96,19 +86,17 @@ def test_the_default_reward_is_refused_where_each_valid_answer_earns_the_same(co
     assert not TrainingRun.objects.exists()
     with pytest.raises(CommandError, match="no/such/model"):  # who insists comes to the model
         run(
-            command, "--agent", "widgets", "--model", "no/such/model", "--config", "cpu", "--set",
-            "allow_constant_reward=true",
-        )  # fmt: skip
-
-
-# --- On sampled answers -----------------------------------------------------------------------------------------
+            command,
+            *"--agent widgets --model no/such/model --config cpu --set allow_constant_reward=true".split(),
+        )
 
 
 def probed(*groups: list[tuple[str, float, bool]]) -> list[RewardProbe]:
     return [RewardProbe(prompt, *one) for prompt, group in enumerate(groups) for one in group]
 
 
-def test_a_probe_looks_for_one_prompt_with_two_scores() -> None:
+def test_probes() -> None:
+    # a probe looks for one prompt with two scores
     alike = [("a", 1.0, True), ("b", 1.0, True)]
     assert "constant on a probe of 4 sampled answers to 2 prompts (all 1)" in probe_fault(
         probed(alike, alike)
@@ -116,16 +104,12 @@ def test_a_probe_looks_for_one_prompt_with_two_scores() -> None:
     other = [("a", 2.0, True), ("b", 2.0, True)]
     assert "1 to 2, the same within each prompt" in probe_fault(probed(alike, other))
     assert probe_fault(probed(alike, [("a", 1.0, True), ("b", 1.5, True)])) == ""
-
-
-def test_a_probe_knows_form_from_content() -> None:
+    # a probe knows form from content
     form = [("a", 1.0, True), ("b", 1.0, True), ("?", -2.0, False)]
     assert "only form can be learnt" in probe_fault(probed(*[form] * 4))
     assert probe_fault(probed(*[form] * 3)) == ""  # too few valid answers to say so
     assert probe_fault(probed(*[form] * 4, [("a", 1.0, True), ("b", 2.0, True)])) == ""
-
-
-def test_a_policy_that_says_one_thing_is_told_apart_from_a_constant_reward() -> None:
+    # a policy that says one thing is told apart from a constant reward
     assert "same answer each time" in probe_fault(probed([("a", 1.0, True)] * 2, [("b", 2.0, True)] * 2))
 
 
@@ -146,9 +130,8 @@ class Short:
         return [RewardValue(max(-2.0, 2 - 0.2 * len(sample.response))) for sample in samples]
 
 
-SMALL = {
-    "max_steps": 4, "batch_size": 8, "max_new_tokens": 6, "max_length": 64, "lora_r": 2, "save_steps": 1, "epochs": 1.0,
-}  # fmt: skip
+SMALL = {"max_steps": 4, "batch_size": 8, "max_new_tokens": 6, "max_length": 64, "lora_r": 2, "save_steps": 1}
+SMALL |= {"epochs": 1.0}
 TRAINERS: dict[str, Any] = {
     "ppo": (PPOTrainer, replace(PPO_CONFIG["cpu"], mini_batch_size=8, ppo_epochs=1, **SMALL)),
     "grpo": (GRPOTrainer, replace(GRPO_CONFIG["cpu"], num_generations=4, **SMALL)),
@@ -158,9 +141,7 @@ ROWS = [{"prompt": [{"role": "user", "content": f"question {n}"}]} for n in rang
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("method", TRAINERS)
-def test_a_constant_reward_is_refused_after_the_probe_unless_it_is_insisted_on(
-    base: str, tmp_path: Path, method: str
-) -> None:
+def test_a_constant_reward_is_refused_after_the_probe(base: str, tmp_path: Path, method: str) -> None:
     trainer, recipe = TRAINERS[method]
 
     def train(folder: str, reward: Any, **knobs: Any) -> TrainResult:
@@ -193,35 +174,32 @@ def test_prompts_that_no_reward_can_judge_are_left_out(base: str, tmp_path: Path
     trainer, recipe = TRAINERS["grpo"]
     rows = [row | ({"facts": {"answer": "x"}} if n < 5 else {}) for n, row in enumerate(ROWS)]
     result = trainer(
-        replace(recipe, max_steps=1, allow_constant_reward=True), base, output_dir=tmp_path, hardware=HARDWARE,
+        replace(recipe, max_steps=1, allow_constant_reward=True),
+        base,
+        output_dir=tmp_path,
+        hardware=HARDWARE,
         rewards=rewards_named(["answer"]),
-    ).train(rows)  # fmt: skip
+    ).train(rows)
     assert result.samples["train"] == 5
     assert any("3 of 8 prompts left out, as no reward applies" in note for note in result.notes)
-
-
-# --- Runs that diverge ------------------------------------------------------------------------------------------
 
 
 def seen(watch: Watch, *rows: dict[str, float]) -> list[bool]:
     return [bool(watch.see(step, row)) for step, row in enumerate(rows, 1)]
 
 
-def test_a_kl_that_stays_too_far_stops_a_run_and_a_single_one_does_not() -> None:
+def test_a_kl_stops_a_run() -> None:
+    # a kl that stays too far stops a run and a single one does not
     watch = Watch(30.0)
     assert seen(watch, {"kl": 1}, {"kl": 40}, {"kl": 5}, {"kl": 31}, {"kl": 32}) == [False] * 5
     assert watch.last_good == 3
     assert figures_of(watch.see(6, {"kl": 33})) == [6, 33, 30]
     assert (watch.bad, watch.last_good) == (PATIENCE, 3)
-
-
-def test_a_kl_far_beyond_or_no_number_stops_at_once() -> None:
+    # a kl far beyond or no number stops at once
     assert seen(Watch(30.0), {"kl": 228.0}) == [True]
     assert seen(Watch(30.0), {"kl": math.nan}) == [True]
     assert seen(Watch(0.0), {"kl": 1e9}) == [False]
-
-
-def test_a_run_that_begins_far_from_the_base_is_measured_from_there() -> None:
+    # a run that begins far from the base is measured from there
     watch = Watch(30.0, from_base=False)
     assert seen(watch, {"kl": 367}, {"kl": 390}, *[{"kl": 400}] * 3) == [False, False, False, False, True]
     assert "400 nats per response, 367 at first, 30 allowed" in watch.reason
@@ -237,53 +215,41 @@ def test_a_run_that_begins_far_from_the_base_is_measured_from_there() -> None:
         ("repetition", 0.1, 0.9, "90 % of what answers say they said before"),
     ],
 )
-def test_answers_that_never_end_fail_or_repeat_stop_a_run(
-    name: str, first: float, later: float, said: str
-) -> None:
+def test_endless_or_repeated_answers_stop_a_run(name: str, first: float, later: float, said: str) -> None:
     watch = Watch(30.0)
     assert seen(watch, {name: first}, *[{name: later}] * 3) == [False, False, False, True]
     assert said in watch.reason
     assert seen(Watch(30.0), *[{name: later}] * 4) == [False] * 4  # it began so: nothing was lost
 
 
-def test_what_was_learnt_and_lost_again_stops_a_run_too() -> None:
-    """30 % at first, 90 % for three rows, then 60 %: below three quarters of what was held."""
+def test_what_was_lost_again_or_shrinks_stops_a_run() -> None:
+    # what was learnt and lost again stops a run too: 30 % at first, 90 % for three rows, then 60 %: below
+    # three quarters of what was held.
     watch = Watch(30.0)
     rows = [{"valid": share} for share in (0.3, 0.9, 0.9, 0.9, 0.6, 0.6, 0.6)]
     assert seen(watch, *rows) == [False] * 6 + [True]
     assert watch.last_good == 4
     # one lucky row is not held
     assert seen(Watch(30.0), *[{"valid": share} for share in (0.5, 1.0, 0.5, 0.5, 0.5)]) == [False] * 5
-
-
-def test_answers_that_shrink_to_nothing_stop_a_run_where_they_ended_before() -> None:
+    # answers that shrink to nothing stop a run where they ended before
     short = [{"tokens": 3.0, "ended": 1.0}] * 3
     assert seen(Watch(30.0), {"tokens": 20.0, "ended": 0.9}, *short)[-1]
     assert not seen(Watch(30.0), {"tokens": 48.0, "ended": 0.1}, *short)[-1]  # it rambled, and learnt to end
-
-
-def test_repetition_is_the_share_of_four_grams_said_before() -> None:
+    # repetition is the share of four grams said before
     # 1 2 3 4 1 2 3 4: five 4-grams, 1234 twice; all different: none; shorter than four: not counted
     assert repetition_of([[1, 2, 3, 4, 1, 2, 3, 4]]) == pytest.approx(1 / 5)
     assert repetition_of([[1] * 8, [1, 2, 3, 4, 5], [1]]) == pytest.approx((4 / 5 + 0) / 2)
     assert repetition_of([[1, 2]]) == 0.0
 
 
-LOGGED = [row | {"completions": ["a good one", "a bad one indeed"], "rewards": [1.0, 0.0]} for row in ROWS]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*TRAINERS, "logged"])
-def test_a_run_that_diverges_ends_with_its_last_good_checkpoint(
-    base: str, tmp_path: Path, method: str
-) -> None:
-    trainer, recipe = TRAINERS["grpo" if method == "logged" else method]
+@pytest.mark.parametrize("method", TRAINERS)
+def test_divergence_ends_with_the_last_good_checkpoint(base: str, tmp_path: Path, method: str) -> None:
+    trainer, recipe = TRAINERS[method]
     knobs: dict[str, Any] = {"learning_rate": 0.3, "max_kl": 1e-3, "max_steps": 30}
-    if method == "logged":
-        knobs |= {"mode": "logged", "max_kl": 0.5}
     result: TrainResult = trainer(
         replace(recipe, **knobs), base, output_dir=tmp_path, hardware=HARDWARE, rewards=[Short()]
-    ).train(LOGGED if method == "logged" else ROWS)
+    ).train(ROWS)
     assert result.status == "succeeded"
     assert result.stopped_early.startswith("diverged at step")
     assert result.steps < 30

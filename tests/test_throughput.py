@@ -1,49 +1,49 @@
-"""The benchmark's count of what a pair costs, which its share of a card's peak is made of."""
+"""Scripts of benchmarks: what a pair costs, the newcomer's way, and the demo on a real base model."""
 
-from __future__ import annotations
-
-import importlib.util
-import json
-import subprocess
-import sys
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-FILE = Path(__file__).resolve().parent.parent / "benchmarks" / "dpo_throughput.py"
+from rl.management.demo import NEW, TAUGHT, model_demo, tickets
+from rl.models import Policy
+from tests.support.serving import written_by_the_asking_thread  # noqa: F401
+from tests.support.tiny_models import tiny_model
 
 
-# worked by hand from the formula, in units of 1e12: the shapes of Llama 3.2 1B and Llama 3.1 8B, LoRA of rank 16
-@pytest.mark.parametrize(
-    ("model", "prompt", "completion", "tflop"),
-    [("1b", 384, 24, 1.70), ("1b", 1024, 64, 4.71), ("8b", 384, 24, 12.0), ("8b", 1024, 64, 32.8)],
-)
-def test_a_pair_costs_what_the_formula_says(model: str, prompt: int, completion: int, tflop: float) -> None:
-    spec = importlib.util.spec_from_file_location("dpo_throughput", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    counted = benchmark.pair_flops(benchmark.SHAPES[model], prompt, completion) / 1e12
-    assert counted == pytest.approx(tflop, rel=0.01)
+def test_new_wordings_are_none_that_training_sees() -> None:
+    assert not {text for texts in NEW.values() for text in texts} & {t for ts in TAUGHT.values() for t in ts}
+    ticket = next(tickets(NEW, seed=1))
+    assert ticket.is_right(ticket.answer.replace(" ", ""))
+    assert not ticket.is_right("sorry")
+    assert len({one.text for one in islice(tickets(TAUGHT, seed=2), 400)}) == 400
+
+
+class Bar:
+    def update(self, done: int, total: int, suffix: str = "") -> None:
+        pass
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("method", ["dpo", "kto", "sft", "reward"])
-def test_every_method_is_measured_beside_trl(method: str) -> None:
-    options = "--model tiny --prompt 24 --completion 6 --steps 3 --rounds 1 --threads 1 --batch 4"
-    command = [
-        sys.executable,
-        str(FILE),
-        "--method",
-        method,
-        *options.split(),
-        "--only",
-        "trl_fp32,ours_fp32",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    sides = json.loads(done.stdout)["sides"]
-    assert all(len(side["loss"]) == 3 for side in sides.values())
-    if method in ("dpo", "sft"):  # the other two draw their rows or their head
-        assert sides["ours_fp32"]["losses_differ"] < 1e-4
+@pytest.mark.training
+@pytest.mark.prepares
+@pytest.mark.usefixtures("written_at_once")
+@pytest.mark.django_db
+def test_the_loop_walks(tmp_path: Path, ratchet_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RATCHET_HOME", str(ratchet_home))  # of the child that exports
+    base = tiny_model(tmp_path / "base", "llama")
+
+    @contextmanager
+    def bar(label: str) -> Any:
+        yield Bar()
+
+    found = model_demo(str(base), bar, decisions=80, minutes=0.2)
+    policy = Policy.objects.get(kind="adapter")
+    assert (found.policy, policy.agent) == (policy.name, "triage")
+    assert found.promoted == (policy.stage == Policy.Stage.CHAMPION) == (not found.refusal)
+    expected = ["the gateway", "adapter on base-f16.gguf", "q4_k_m", "q8_0"]
+    assert [one.served_as for one in found.answers] == expected
+    assert [file["form"] for file in found.files] == ["adapter", "q4_k_m", "q8_0"]
+    assert all(Path(file["path"]).stat().st_size == file["bytes"] for file in found.files)

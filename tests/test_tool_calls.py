@@ -1,7 +1,5 @@
 """Calls of tools in process: the prompt is the training's, the syntax is the template's, the arguments fit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -132,9 +130,7 @@ def test_a_template_without_tools_says_who_can(llama: LlamaPolicy) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "track"}}])
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_call_that_must_be_made_fits_its_schema(
-    llama: LlamaPolicy, choice: Any, temperature: float
-) -> None:
+def test_a_must_call_fits_its_schema(llama: LlamaPolicy, choice: Any, temperature: float) -> None:
     tools = TOOLS if isinstance(choice, dict) else [TRACK]
     extra = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
     answer = llama.answer(Ask([USER], 80, temperature=temperature, seed=3, extra=extra))
@@ -177,11 +173,16 @@ def test_a_choice_that_is_none_is_refused(llama: LlamaPolicy, extra: Any, param:
 @pytest.mark.parametrize(
     "extra",
     [
-        {"logit_bias": {}}, {"modalities": ["text"]}, {"top_logprobs": 0, "logprobs": False}, {"functions": []},
-        {"tools": [], "tool_choice": "auto"}, {"frequency_penalty": 0.0, "presence_penalty": 0}, {"n": 1},
+        {"logit_bias": {}},
+        {"modalities": ["text"]},
+        {"top_logprobs": 0, "logprobs": False},
+        {"functions": []},
+        {"tools": [], "tool_choice": "auto"},
+        {"frequency_penalty": 0.0, "presence_penalty": 0},
+        {"n": 1},
         {"tool_choice": "none", "parallel_tool_calls": True},
     ],
-)  # fmt: skip
+)
 def test_values_that_ask_for_nothing_are_answered(llama: LlamaPolicy, extra: Any) -> None:
     assert llama.answer(Ask([USER], 2, extra=extra)).tokens_out == 2
 
@@ -196,25 +197,41 @@ TRACKED = ("track", {"id": "a1"})
     [
         (HERMES, '<tool_call>\n{"name": "track", "arguments": {"id": "a1"}}\n</tool_call>', "", [TRACKED]),
         (HERMES, 'I look. <tool_call>{"name": "track", "arguments": {"id": "a1"}}', "I look. ", [TRACKED]),
-        (HERMES, '<tool_call>{"name": "track", "arguments": "{\\"id\\": \\"a1\\"}"}</tool_call>\n'
-                 '<tool_call>{"name": "stock"}</tool_call>', "", [TRACKED, ("stock", {})]),
+        (
+            HERMES,
+            '<tool_call>{"name": "track", "arguments": "{\\"id\\": \\"a1\\"}"}</tool_call>\n'
+            '<tool_call>{"name": "stock"}</tool_call>',
+            "",
+            [TRACKED, ("stock", {})],
+        ),
         (HERMES, "a <tool_ b", "a <tool_ b", []),
-        (HERMES, '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
-         '<tool_call>{"name": "other", "arguments": {}}</tool_call>', []),
-        (HERMES, '<tool_call>{"name": "stock"}</tool_call><tool_call>{"na', '<tool_call>{"na', [("stock", {})]),
+        (
+            HERMES,
+            '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+            [],
+        ),
+        (
+            HERMES,
+            '<tool_call>{"name": "stock"}</tool_call><tool_call>{"na',
+            '<tool_call>{"na',
+            [("stock", {})],
+        ),
         (HERMES, '<tool_call>{"name": "tra', '<tool_call>{"name": "tra', []),
         (JSON, '{"name": "track", "parameters": {"id": "a1"}}', "", [TRACKED]),
-        (JSON, '{"name": "track", "parameters": {"id": "a1"}}; {"name": "stock", "parameters": {}}', "",
-         [TRACKED, ("stock", {})]),
+        (
+            JSON,
+            '{"name": "track", "parameters": {"id": "a1"}}; {"name": "stock", "parameters": {}}',
+            "",
+            [TRACKED, ("stock", {})],
+        ),
         (JSON, ' [{"name": "track", "arguments": {"id": "a1"}}]', "", [TRACKED]),
         (JSON, '{"answer": 4}', '{"answer": 4}', []),
         (JSON, "It is in Ulm.", "It is in Ulm.", []),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("size", [1, 5, 1000])
-def test_calls_are_read_out_of_a_text(
-    syntax: CallSyntax, text: str, words: str, calls: Any, size: int
-) -> None:
+def test_calls_are_read_from_text(syntax: CallSyntax, text: str, words: str, calls: Any, size: int) -> None:
     reader = CallReader(Tools.of(asked()), syntax)
     shown = "".join(reader.add(text[at : at + size]) for at in range(0, len(text), size))
     rest, found = reader.end()

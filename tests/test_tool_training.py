@@ -1,7 +1,5 @@
 """Training on calls of tools: what the chat templates of published models write, and what is left out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,8 @@ from rl.training.sft import SFTTrainer, demonstrations_encoded
 from tests.support.tiny_models import tiny_tokenizer
 
 TEMPLATES = Path(__file__).parent / "support" / "chat_templates"
-ENDS = {
-    "llama3_1": "<|eot_id|>",
-    "qwen3": "<|im_end|>",
-    "qwen3_training": "<|im_end|>",
-    "gemma3": "<end_of_turn>",
-    "smollm2": "<|im_end|>",
-}
+ENDS = {"llama3_1": "<|eot_id|>", "qwen3": "<|im_end|>", "qwen3_training": "<|im_end|>"}
+ENDS |= {"gemma3": "<end_of_turn>", "smollm2": "<|im_end|>"}
 TOOLS = [
     {
         "type": "function",
@@ -89,9 +82,7 @@ def test_a_call_is_trained_as_its_template_writes_it(encoders: dict[str, Encoder
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_and_results_of_the_history_stand_in_the_prompt(
-    encoders: dict[str, Encoder], name: str
-) -> None:
+def test_calls_of_the_history_stand_in_the_prompt(encoders: dict[str, Encoder], name: str) -> None:
     row = {"prompt": [*ASK, call(3), result("17")], "tools": TOOLS, "completion": "17 left."}
     ((prompt, words),) = trained(encoders[name], row)
     assert "17 left." in words
@@ -100,9 +91,7 @@ def test_calls_and_results_of_the_history_stand_in_the_prompt(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_answer_of_several_turns_trains_each_turn_of_the_assistant(
-    encoders: dict[str, Encoder], name: str
-) -> None:
+def test_each_turn_of_the_assistant_is_trained(encoders: dict[str, Encoder], name: str) -> None:
     answer = [call(3), result("17"), {"role": "assistant", "content": "17 left."}]
     first, second = trained(encoders[name], {"prompt": ASK, "tools": TOOLS, "completion": answer}, turns=True)
     assert first[1] == CALLS[name]
@@ -124,9 +113,7 @@ def test_an_answer_of_several_turns_trains_each_turn_of_the_assistant(
     ],
     ids=["tools", "answer", "history"],
 )
-def test_what_a_template_cannot_write_is_left_out_and_named(
-    encoders: dict[str, Encoder], name: str, row: dict[str, Any]
-) -> None:
+def test_the_unwritable_is_named(encoders: dict[str, Encoder], name: str, row: dict[str, Any]) -> None:
     rows = [row, {"prompt": ASK, "completion": "3 left."}]
     column = encoders[name].column(rows, "completion", 2048, 64)
     assert (column.index, column.left_out.counts) == ([1], {"not_text": 1})
@@ -137,16 +124,22 @@ def test_what_a_template_cannot_write_is_left_out_and_named(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_pairs_of_calls_and_of_a_call_and_a_text_share_their_prompt(
-    encoders: dict[str, Encoder], name: str
-) -> None:
+def test_pairs_of_calls_and_texts_share_their_prompt(encoders: dict[str, Encoder], name: str) -> None:
     rows = [
         {"prompt": ASK, "tools": TOOLS, "chosen": [call(3)], "rejected": [call(4)]},
-        {"prompt": ASK, "chosen": [call(3)], "rejected": [{"role": "assistant", "content": "I have not looked."}]},
+        {
+            "prompt": ASK,
+            "chosen": [call(3)],
+            "rejected": [{"role": "assistant", "content": "I have not looked."}],
+        },
         {"prompt": ASK, "tools": TOOLS, "chosen": [call(3, "c0")], "rejected": [call('{ "sku":3}', "c1")]},
-        {"prompt": ASK, "tools": TOOLS, "chosen": [call(3), result("7"), {"role": "assistant", "content": "7"}],
-         "rejected": [call(3), result("7"), {"role": "assistant", "content": "8"}]},
-    ]  # fmt: skip
+        {
+            "prompt": ASK,
+            "tools": TOOLS,
+            "chosen": [call(3), result("7"), {"role": "assistant", "content": "7"}],
+            "rejected": [call(3), result("7"), {"role": "assistant", "content": "8"}],
+        },
+    ]
     pairs = encoders[name].pairs(rows, 2048, 256)
     assert pairs.left_out.counts == {"identical responses": 1}
     decode = encoders[name].tokenizer.decode
@@ -168,17 +161,21 @@ def test_arguments_that_are_no_json_are_trained_as_text(encoders: dict[str, Enco
     ("prompt", "said"),
     [
         ([{"role": "developer", "content": "Be brief."}, *ASK], "<|system|>Be brief."),
-        ([{"role": "system", "content": "One."}, {"role": "system", "content": "Two."}, *ASK], "<|system|>Two."),
-        ([*ASK, {"role": "assistant", "content": None, "refusal": "I cannot."}, *ASK], "<|assistant|>I cannot."),
+        (
+            [{"role": "system", "content": "One."}, {"role": "system", "content": "Two."}, *ASK],
+            "<|system|>Two.",
+        ),
+        (
+            [*ASK, {"role": "assistant", "content": None, "refusal": "I cannot."}, *ASK],
+            "<|assistant|>I cannot.",
+        ),
         ([*ASK, {"role": "assistant", "content": "It is"}], "<|assistant|>It is<|end|><|assistant|>"),
         ([*ASK, {"role": "assistant", "content": None}, *ASK], "<|assistant|><|end|>"),
         ([*ASK, {"role": "assistant", "content": "<think>so</think>3"}, *ASK], "<|assistant|>3<|end|>"),
     ],
     ids=["developer", "two systems", "refusal", "prefill", "null", "reasoning"],
-)  # fmt: skip
-def test_unusual_turns_of_a_prompt_are_written(
-    encoders: dict[str, Encoder], prompt: list[Any], said: str
-) -> None:
+)
+def test_unusual_turns_are_written(encoders: dict[str, Encoder], prompt: list[Any], said: str) -> None:
     ((text, _),) = trained(encoders["bundled"], {"prompt": prompt, "completion": "3"})
     assert said in text
 
@@ -190,8 +187,6 @@ def test_a_picture_is_left_out(encoders: dict[str, Encoder]) -> None:
     with pytest.raises(NotRenderable):
         encoders["bundled"].responses([(picture, "3")])
 
-
-# --- Reasoning ----------------------------------------------------------------------------------------------------
 
 THOUGHT = {"role": "assistant", "content": "3 left.", "reasoning": "I count them."}
 
@@ -232,9 +227,6 @@ def test_the_end_token_inside_a_turn_cuts_nothing_off() -> None:
     assert words == "I count them.<|end|><|assistant|>3 left.<|end|>"
 
 
-# --- Dry runs -----------------------------------------------------------------------------------------------------
-
-
 def test_a_dry_run_counts_what_the_training_leaves_out() -> None:
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]}]
     rows = [
@@ -242,10 +234,8 @@ def test_a_dry_run_counts_what_the_training_leaves_out() -> None:
         {"prompt": ASK, "completion": ""},
         {"prompt": picture, "completion": "3"},
     ]
-    assert tokens_check("bundled", SFTRecipe(), rows, rows[1:]) == (
-        {"train": 1, "eval": 0},
-        {"empty response": 1, "not_text": 1},
-    )
+    expected = ({"train": 1, "eval": 0}, {"empty response": 1, "not_text": 1})
+    assert tokens_check("bundled", SFTRecipe(), rows, rows[1:]) == expected
 
 
 def test_a_dry_run_refuses_what_the_training_refuses() -> None:
@@ -260,9 +250,6 @@ def test_a_dry_run_refuses_what_the_training_refuses() -> None:
     alike = {"prompt": ASK, "chosen": [call(3, "c0")], "rejected": [call('{"sku":  3}', "c1")]}
     with pytest.raises(TrainingRefused, match="1 identical responses"):
         tokens_check("bundled", DPORecipe(), [alike])
-
-
-# --- Trained ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.training

@@ -1,7 +1,5 @@
 """From a trace to a dataset: what a run's steps say of its answers, and that none of it is lost on the way."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections import Counter
@@ -14,7 +12,7 @@ from django.core.management import call_command
 from feedback.models import Decision
 from feedback.recording.ingest import trace_record
 from feedback.recording.recorder import outbox_of
-from feedback.services import decision_record, outcome_record, rating_submit
+from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from ratchet_client import TraceCollector, hook_into_agent, records_decision
 from rl.datasets import get_training_stats, prepare_training_dataset
 from rl.datasets.gate_distance import gate_distance
@@ -23,6 +21,8 @@ from rl.datasets.rows import FeedbackFile, RowRules
 from rl.models import RewardRecord, RewardSettings
 from rl.rewards.base import RewardSample
 from rl.rewards.traces import TaskCompletionReward, ToolSuccessReward
+
+pytestmark = pytest.mark.django_db
 
 
 def raw(function: Any, *steps: dict[str, Any], **facts: Any) -> float | None:
@@ -40,9 +40,6 @@ def task(status: str = "", **facts: Any) -> dict[str, Any]:
 
 
 DECISION = {"kind": "decision", "messages": "Where is order 7?", "response": "I do not know."}
-
-
-# --- What steps are worth -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", ["", "returned", "running", "open", "ended"])
@@ -80,9 +77,6 @@ def test_asking_again_for_what_is_known_costs_and_a_call_nobody_saw_end_counts_f
     assert raw(ToolSuccessReward(), call(unfinished=True)) is None
 
 
-# --- From the app to the reward -----------------------------------------------------------------------------
-
-
 class Bot:
     def run(self, question: str) -> str:
         try:
@@ -100,7 +94,6 @@ def sent(spool: Path) -> None:
         trace_record(**record.body["body"])
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("completed", "value"),
     [
@@ -111,9 +104,7 @@ def sent(spool: Path) -> None:
         ),  # with the task failed: (-0.5 * 0.2 - 2 * 0.2) / 0.4 = -1.25
     ],
 )
-def test_an_answer_after_a_failed_tool_is_not_good_because_the_function_returned(
-    tmp_path: Path, completed: Any, value: float
-) -> None:
+def test_a_returned_answer_is_not_good_by_itself(tmp_path: Path, completed: Any, value: float) -> None:
     with TraceCollector("desk", spool_dir=tmp_path) as collector:
         bot = Bot()
         with hook_into_agent(bot, collector, completed=completed):
@@ -125,7 +116,6 @@ def test_an_answer_after_a_failed_tool_is_not_good_because_the_function_returned
     assert [row["label"] for row in kept.rows()] == [False]
 
 
-@pytest.mark.django_db
 def test_a_decorated_function_says_whether_its_task_is_done(tmp_path: Path) -> None:
     with TraceCollector("desk", spool_dir=tmp_path) as collector:
 
@@ -138,13 +128,10 @@ def test_a_decorated_function_says_whether_its_task_is_done(tmp_path: Path) -> N
     sent(tmp_path)
     rewards_calculate("desk")
     values = {row.pk: row.messages[0]["content"] for row in Decision.objects.all()}
-    assert {values[record.decision]: record.strategic for record in RewardRecord.objects.all()} == {
-        "easy": 2.0,
-        "hard": -2.0,
-    }
+    expected = {"easy": 2.0, "hard": -2.0}
+    assert {values[record.decision]: record.strategic for record in RewardRecord.objects.all()} == expected
 
 
-@pytest.mark.django_db
 def test_what_is_known_at_once_is_no_merit_of_a_run_that_failed() -> None:
     """The best answer and every tool at work, 2 at once; the task failed: (0 * 0.2 - 2 * 0.2) / 0.4 = -1."""
     RewardSettings.objects.create(agent="desk", functions={"tool_success": 1})
@@ -158,10 +145,6 @@ def test_what_is_known_at_once_is_no_merit_of_a_run_that_failed() -> None:
     assert RewardRecord.objects.first().raw == pytest.approx(1.2)  # type: ignore[union-attr]
 
 
-# --- None of it is lost -------------------------------------------------------------------------------------
-
-
-@pytest.mark.django_db
 def test_a_trace_that_arrives_after_its_decision_was_rewarded_is_not_lost() -> None:
     row = decision_record(agent="desk", messages="q", response="r", run_id="run-1").row
     rewards_calculate("desk")
@@ -172,19 +155,16 @@ def test_a_trace_that_arrives_after_its_decision_was_rewarded_is_not_lost() -> N
     assert not decisions_pending("desk").exists()
 
 
-@pytest.mark.django_db
 def test_a_trace_in_parts_is_one_run() -> None:
     parts = {"trace": "whole", "part": 1}
     trace_record(agent="desk", run_id="r", steps=[call(error="x"), DECISION], metadata=parts)
     trace_record(agent="desk", run_id="r", steps=[call(), task("completed")], metadata=parts | {"part": 2})
     rewards_calculate("desk")
     record = RewardRecord.objects.first()
-    assert record is not None
     # at once the mean of the agent's 1 and one of two tools, 0
     assert (record.immediate, record.strategic) == (0.5, 2.0)
 
 
-@pytest.mark.django_db
 def test_other_traces_of_a_run_say_how_its_task_ended_and_traces_of_other_runs_do_not() -> None:
     trace_record(agent="desk", run_id="session", steps=[DECISION])
     trace_record(agent="desk", run_id="session", steps=[task("completed"), call(error="later")])
@@ -192,7 +172,6 @@ def test_other_traces_of_a_run_say_how_its_task_ended_and_traces_of_other_runs_d
     trace_record(agent="elsewhere", run_id="session", steps=[task("failed")])
     rewards_calculate("desk")
     record = RewardRecord.objects.first()
-    assert record is not None
     assert (record.immediate, record.strategic) == (1.0, 2.0)
 
 
@@ -203,15 +182,17 @@ def traces(n: int) -> None:
         steps = [
             *([] if good else [call(error="timeout"), call(error="timeout")]),
             call(arguments={"order": number}, **({"result": "sent"} if good else {"error": "timeout"})),
-            {"kind": "decision", "messages": f"Where is order {number}?",
-             "response": "It is on its way." if good else "I do not know."},
+            {
+                "kind": "decision",
+                "messages": f"Where is order {number}?",
+                "response": "It is on its way." if good else "I do not know.",
+            },
             task("completed" if good else "failed"),
-        ]  # fmt: skip
+        ]
         trace_record(agent="desk", steps=steps)
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 def test_traces_become_labels_both_ways_and_every_kind_says_by_what() -> None:
     traces(30)
     assert get_training_stats("desk")["kinds"]["labels"]["left_out"] == {"reward_pending": 30}
@@ -229,7 +210,6 @@ def test_traces_become_labels_both_ways_and_every_kind_says_by_what() -> None:
     assert get_training_stats("desk")["kinds"]["labels"]["reward_threshold"] == 0.5
 
 
-@pytest.mark.django_db
 def test_an_operator_sets_the_threshold_and_a_training_may_set_another() -> None:
     traces(30)
     rewards_calculate("desk")
@@ -241,7 +221,6 @@ def test_an_operator_sets_the_threshold_and_a_training_may_set_another() -> None
     assert again.balance["good"] == 20
 
 
-@pytest.mark.django_db
 def test_decisions_give_prompts_whether_rated_or_not() -> None:
     for number in range(12):
         row = decision_record(agent="desk", messages=f"q{number}", response="r", state={"n": number}).row
@@ -249,9 +228,6 @@ def test_decisions_give_prompts_whether_rated_or_not() -> None:
             rating_submit(decision=row, rater="ada", thumb="up")
     found = prepare_training_dataset("desk", kind="prompts", dry_run=True)
     assert sorted(row["state"]["n"] for row in found.rows()) == list(range(12))
-
-
-# --- Nobody rates at all ------------------------------------------------------------------------------------
 
 
 def measured(n: int = 40, name: str = "solved") -> None:
@@ -269,7 +245,6 @@ def command(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 def test_outcomes_alone_make_every_kind_of_dataset() -> None:
     measured()
     told = command("calculate_rewards", "--agent", "desk")
@@ -289,24 +264,24 @@ def test_outcomes_alone_make_every_kind_of_dataset() -> None:
     assert (status["evidence"]["kind"], status["evidence"]["needed"]) == ("pairs", 30)
     assert status["evidence"]["found"] > 0
     counts = Counter(
-        {kind: prepare_training_dataset("desk", kind=kind, dry_run=True).samples for kind in
-         ("pairs", "labels", "scores", "corrections", "groups", "prompts")}
-    )  # fmt: skip
-    assert counts == {"pairs": 20, "labels": 40, "scores": 40, "corrections": 20, "groups": 20, "prompts": 20}
+        {
+            kind: prepare_training_dataset("desk", kind=kind, dry_run=True).samples
+            for kind in ("pairs", "labels", "scores", "corrections", "prompts")
+        }
+    )
+    assert counts == {"pairs": 20, "labels": 40, "scores": 40, "corrections": 20, "prompts": 20}
     pairs = prepare_training_dataset("desk", dry_run=True)
     assert {(row["chosen"], row["rejected"], row["margin"], row["votes"]) for row in pairs.rows()} == {
         ("answer 1", "answer 0", 0.75, 0)
     }
 
 
-@pytest.mark.django_db
 def test_an_outcome_called_reward_is_its_own_worth() -> None:
     measured(name="reward")
     assert json.loads(command("calculate_rewards", "--json"))["outcomes_without_worth"] == {}
     assert prepare_training_dataset("desk", kind="labels", dry_run=True).balance["good"] == 20
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize(
     "spec", ["solved", "solved=1", "solved=1:1", "solved=a:b", "=1:0", "solved=1:0:soon"]
 )
@@ -319,23 +294,18 @@ def test_a_worth_that_says_nothing_is_refused(spec: str) -> None:
     assert not RewardSettings.objects.exists()
 
 
-@pytest.mark.django_db
 def test_comparisons_are_not_said_twice_by_their_rewards() -> None:
     """A decision whose reward knows nothing but comparisons makes a score, and no label or further pair."""
-    from feedback.services import comparison_submit
-
     one, two, three = (decision_record(agent="desk", messages="q", response=r).row for r in "abc")
     comparison_submit(left=one, right=two, preference="left", rater="ada")
     comparison_submit(left=two, right=three, preference="left", rater="ada")
     rewards_calculate("desk")
     asked: dict[str, Any] = {"dry_run": True, "min_samples": 0, "for_training": False}
-    pairs = prepare_training_dataset("desk", **asked)
-    assert {row["source"] for row in pairs.rows()} == {"comparison"}
+    assert {row["source"] for row in prepare_training_dataset("desk", **asked).rows()} == {"comparison"}
     assert prepare_training_dataset("desk", kind="labels", **asked).samples == 0
     assert prepare_training_dataset("desk", kind="scores", **asked).samples == 3
 
 
-@pytest.mark.django_db
 def test_a_file_of_traces_and_outcomes_teaches_what_the_database_teaches(tmp_path: Path) -> None:
     traces(30)
     rewards_calculate("desk")
@@ -349,10 +319,6 @@ def test_a_file_of_traces_and_outcomes_teaches_what_the_database_teaches(tmp_pat
     )
 
 
-# --- Demonstrations -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.django_db
 def test_imported_demonstrations_and_marked_answers_are_shown() -> None:
     decision_record(agent="desk", messages="q1", response="brought", tags=["demonstration"])
     decision_record(agent="desk", messages="q2", response="taught", tags=["teacher"])
@@ -364,9 +330,8 @@ def test_imported_demonstrations_and_marked_answers_are_shown() -> None:
     rating_submit(decision=liked, rater="ada", stars=5)
     asked: dict[str, Any] = {"kind": "corrections", "dry_run": True, "min_samples": 1, "for_training": False}
     found = prepare_training_dataset("desk", **asked)
-    assert {row["completion"]: row["source"] for row in found.rows()} == {
-        "brought": "demonstration", "taught": "teacher", "marked": "teacher", "liked": "ratings",
-    }  # fmt: skip
+    expected = {"brought": "demonstration", "taught": "teacher", "marked": "teacher", "liked": "ratings"}
+    assert {row["completion"]: row["source"] for row in found.rows()} == expected
     assert found.left_out["disliked"] == 1
     assert found.sources == {"demonstration": 1, "teacher": 2, "ratings": 1}
     only = prepare_training_dataset("desk", rules=RowRules(sources=("demonstration",)), **asked)
@@ -375,7 +340,6 @@ def test_imported_demonstrations_and_marked_answers_are_shown() -> None:
     assert "demonstration" not in prepare_training_dataset("desk", **(asked | {"kind": "labels"})).sources
 
 
-@pytest.mark.django_db
 def test_a_file_of_demonstrations_is_learnt_from(tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
     rows = [

@@ -1,28 +1,36 @@
-"""`train_grpo`: from recorded decisions and a reward, or from rated groups, to a policy in the registry."""
-
-from __future__ import annotations
+"""`train_grpo`: from recorded decisions and a reward, to a policy in the registry."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from feedback.services import decision_record, rating_submit
 from rl.management.simulation import simulate
-from rl.models import Policy, RunMetric, Snapshot, TrainingRun
+from rl.models import Policy, RunMetric, TrainingRun
 from tests.test_commands import run
-from tests.test_train_ppo import SHORT, base
-
-__all__ = ["base"]
+from tests.test_train_ppo import SHORT
 
 
 @pytest.fixture
 def quick(base: str) -> list[str]:
     return [
-        "--agent", "widgets", "--config", "cpu", "--model", base, "--batch-size", "8", "--num-generations", "4",
-        "--max-new-tokens", "6", "--max-length", "256", "--lora-r", "2", "--max-steps", "2",
-        "--set", "allow_constant_reward=true",  # no answer of a random model is valid
-    ]  # fmt: skip
+        *"--agent widgets --config cpu --model".split(),
+        base,
+        "--batch-size",
+        "8",
+        "--num-generations",
+        "4",
+        "--max-new-tokens",
+        "6",
+        "--max-length",
+        "256",
+        "--lora-r",
+        "2",
+        "--max-steps",
+        "2",
+        "--set",
+        "allow_constant_reward=true",  # no answer of a random model is valid
+    ]
 
 
 @pytest.mark.slow
@@ -35,8 +43,8 @@ def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
     assert (found["method"], found["status"], found["steps"]) == ("grpo", "succeeded", 2)
     assert sum(found["samples"].values()) == 40
     entered = TrainingRun.objects.get(pk=found["run"])
-    knobs = ("beta", "temperature", "reward", "max_new_tokens", "mode")
-    assert [entered.recipe[knob] for knob in knobs] == [0.3, 0.9, SHORT, 6, "online"]
+    knobs = ("beta", "temperature", "reward", "max_new_tokens")
+    assert [entered.recipe[knob] for knob in knobs] == [0.3, 0.9, SHORT, 6]
     rows = dict(RunMetric.objects.filter(run=entered).values_list("step", "values"))
     assert sorted(rows) == [0, 1, 2]
     assert set(rows[0]) >= {"eval_reward", "eval_kl"}
@@ -44,20 +52,6 @@ def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
     assert Policy.objects.get(name=found["policy"]).run == entered
     assert (Path(found["checkpoint"]) / "adapter_model.safetensors").is_file()
     assert Path(found["files"]["plot"]).is_file()
-
-
-@pytest.mark.campaign
-@pytest.mark.django_db
-def test_logged_groups_are_a_dataset_of_their_own(quick: list[str]) -> None:
-    for number in range(24):
-        for response, thumb in (("a chart", "up"), ("a table", "down")):
-            row = decision_record(agent="widgets", messages=f"question {number}", response=response).row
-            rating_submit(decision=row, rater="ada", thumb=thumb)
-    found = json.loads(run("train_grpo", *quick, "--logged", "--json"))
-    assert found["status"] == "succeeded"
-    assert sum(found["samples"].values()) == 24
-    assert Snapshot.objects.get().kind == Snapshot.Kind.GROUPS
-    assert TrainingRun.objects.get().recipe["mode"] == "logged"
 
 
 @pytest.mark.campaign
@@ -70,12 +64,7 @@ def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
             *quick,
             "--reward",
             SHORT,
-            "--epochs",
-            "3",
-            "--max-steps",
-            "-1",
-            "--dry-run",
-            "--json",
+            *"--epochs 3 --max-steps -1 --dry-run --json".split(),
         )
     )
     train = plan["samples"]["train"]

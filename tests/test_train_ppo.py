@@ -1,7 +1,5 @@
 """`train_ppo`: from recorded decisions and a reward to a policy in the registry, or to a reason why not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ from rl.models import Policy, RunMetric, TrainingRun
 from rl.rewards.base import RewardSample
 from tests.support.tiny_models import tiny_model
 from tests.test_commands import run
+
+pytestmark = pytest.mark.django_db
 
 
 def short(sample: RewardSample) -> float:
@@ -33,22 +33,36 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def quick(base: str) -> list[str]:
     return [
-        "--agent", "widgets", "--config", "cpu", "--model", base, "--batch-size", "4", "--mini-batch-size", "4",
-        "--ppo-epochs", "1", "--max-new-tokens", "6", "--max-length", "256", "--lora-r", "2", "--max-steps", "2",
-        "--set", "allow_constant_reward=true",  # no answer of a random model is valid
-    ]  # fmt: skip
+        *"--agent widgets --config cpu --model".split(),
+        base,
+        "--batch-size",
+        "4",
+        "--mini-batch-size",
+        "4",
+        "--ppo-epochs",
+        "1",
+        "--max-new-tokens",
+        "6",
+        "--max-length",
+        "256",
+        "--lora-r",
+        "2",
+        "--max-steps",
+        "2",
+        "--set",
+        "allow_constant_reward=true",  # no answer of a random model is valid
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
     simulate("widgets", scenarios=40, rated=True)
     found = json.loads(
         run("train_ppo", *quick, "--reward", SHORT, "--kl-coef", "0.3", "--temperature", "0.9", "--json")
     )
-    assert set(found) >= {
-        "run", "method", "status", "policy", "checkpoint", "samples", "left_out", "steps", "seconds", "metrics"
-    }  # fmt: skip
+    assert set(found) >= set(
+        ("run method status policy checkpoint samples left_out steps seconds metrics").split()
+    )
     assert (found["method"], found["status"], found["steps"]) == ("ppo", "succeeded", 2)
     assert found["samples"]["train"] + found["samples"]["eval"] + found["samples"]["holdout"] == 40
     entered = TrainingRun.objects.get(pk=found["run"])
@@ -64,15 +78,13 @@ def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
     simulate("widgets", scenarios=40)
     insisted = ("--set", "allow_constant_reward=true")  # nobody knows the right widget
     plan = json.loads(
         run("train_ppo", *quick, *insisted, "--epochs", "3", "--max-steps", "-1", "--dry-run", "--json")
     )
-    train = plan["samples"]["train"]
-    assert plan["estimated_steps"] == -(-3 * train // 4)
+    assert plan["estimated_steps"] == -(-3 * plan["samples"]["train"] // 4)
     assert plan["estimated_minutes"] > 0
     assert 0.5 < plan["estimated_memory_gb"] < 2
     assert plan["recipe"]["reward"] == "agent"
@@ -80,7 +92,6 @@ def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -91,9 +102,7 @@ def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
         (["--mini-batch-size", "3"], "batch_size .4. must be a multiple of mini_batch_size .3."),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_a_run_begins(
-    quick: list[str], arguments: list[str], complaint: str
-) -> None:
+def test_a_bad_order_is_refused_first(quick: list[str], arguments: list[str], complaint: str) -> None:
     simulate("widgets", scenarios=4)
     with pytest.raises(CommandError, match=complaint):
         run("train_ppo", *quick, "--min-samples", "1", *arguments)
@@ -101,7 +110,6 @@ def test_what_cannot_be_done_is_refused_before_a_run_begins(
 
 
 @pytest.mark.slow
-@pytest.mark.django_db
 def test_prompts_may_come_from_a_file(quick: list[str], tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     rows: list[dict[str, Any]] = [{"prompt": f"question {i}", "completion": "an answer"} for i in range(30)]

@@ -1,11 +1,8 @@
 """REST of rl: an agent's policies, what a training would come to, and one from the request to the policy."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -15,11 +12,15 @@ from typing import Any
 import pytest
 from django.utils import timezone
 from django_q.models import OrmQ
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from feedback.services import comparison_submit, decision_record, rating_submit
 from rl import tasks
+from rl.datasets import DatasetRefused
 from rl.datasets.stats import score_summaries
-from rl.jobs.lifecycle import TrainOrder, run_dispatch, run_enqueue
+from rl.jobs import lifecycle
+from rl.jobs.lifecycle import TrainOrder, run_claim, run_dispatch, run_enqueue
+from rl.jobs.train import train_queued
 from rl.models import Policy, RunMetric, TrainingRun
 from tests.support.api_client import ApiClient, error_of
 from tests.support.server import ROOT, Server
@@ -44,10 +45,9 @@ def rate(n: int, *, pairs: bool = True, agent: str = "support-bot") -> None:
 
 
 def policy(name: str, count: int, **more: Any) -> Policy:
-    return Policy.objects.create(
-        name=name, agent="support-bot", base_model="bundled", base_model_hash="x", adapter_path=f"policies/{name}",
-        adapter_sha256="y", feedback_count=count, **more,
-    )  # fmt: skip
+    base = {"agent": "support-bot", "base_model": "bundled", "base_model_hash": "x", "adapter_sha256": "y"}
+    path = f"policies/{name}"
+    return Policy.objects.create(name=name, adapter_path=path, feedback_count=count, **base, **more)
 
 
 TRAIN = "/api/policies/train_policy/support-bot"
@@ -73,32 +73,41 @@ def test_a_dry_run_says_what_training_would_come_to(operator: ApiClient) -> None
     assert not TrainingRun.objects.exists()
 
 
-def test_knobs_of_the_request_stand_in_the_plan(operator: ApiClient) -> None:
+def test_identical_trainings_that_are_asked_for_before_one_begins_are_one_run(operator: ApiClient) -> None:
+    rate(40)
+    same = [operator.post(TRAIN, {"maxSteps": 2}) for _ in range(3)]
+    assert [response.status_code for response in same] == [202] * 3
+    assert (
+        len({response["Location"] for response in same})
+        == TrainingRun.objects.count()
+        == OrmQ.objects.count()
+        == 1
+    )
+    operator.post(TRAIN, {"maxSteps": 3})
+    TrainingRun.objects.update(status="running")
+    operator.post(TRAIN, {"maxSteps": 3})
+    assert TrainingRun.objects.count() == 3
+
+
+def test_knobs_of_the_request_stand_in_the_plan_and_time_follows_an_earlier_run(operator: ApiClient) -> None:
     rate(40)
     plan = operator.post(TRAIN, {"dryRun": True, "maxSteps": 7, "learningRate": 0.002}).json()
     assert plan["estimatedSteps"] == 7
     assert (plan["modelConfig"]["max_steps"], plan["modelConfig"]["learning_rate"]) == (7, 0.002)
-
-
-def test_time_is_estimated_from_an_earlier_run(operator: ApiClient) -> None:
-    rate(40)
-    TrainingRun.objects.create(
-        agent="another", method="dpo", base_model="bundled", config="default", status="succeeded", steps_done=10,
-        result={"seconds": 120.0}, finished_at=timezone.now(),
-    )  # fmt: skip
+    over = {"status": "succeeded", "steps_done": 10, "result": {"seconds": 120.0}}
+    over |= {"finished_at": timezone.now()}
+    TrainingRun.objects.create(agent="another", method="dpo", base_model="bundled", config="default", **over)
     plan = operator.post(TRAIN, {"dryRun": True, "maxSteps": 5}).json()
     assert plan["estimatedTimeMinutes"] == pytest.approx(1.0)
     assert plan["modelConfig"]["preset"] == "default"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_fewer_than_ten_samples_are_refused_with_their_count(operator: ApiClient, dry_run: bool) -> None:
+def test_fewer_than_ten_samples_are_refused_with_their_count(operator: ApiClient) -> None:
     rate(9)
-    response = operator.post(TRAIN, {"dryRun": dry_run})
-    assert response.status_code == 400
-    assert "found 9" in error_of(response)["message"]
-    assert error_of(response)["fields"] == {"feedbackCount": "9 of 10"}
+    for dry_run in (True, False):
+        response = operator.post(TRAIN, {"dryRun": dry_run})
+        assert (response.status_code, error_of(response)["fields"]) == (400, {"feedbackCount": "9 of 10"})
     assert not TrainingRun.objects.exists()
 
 
@@ -118,9 +127,7 @@ def test_sixteen_single_scores_are_planned_by_the_method_that_hears_them(operato
     assert (response.status_code, response.json()["method"]) == (202, "kto")
 
 
-def test_a_method_that_the_feedback_cannot_feed_is_planned_with_the_reason_and_not_trained(
-    operator: ApiClient,
-) -> None:
+def test_an_unfeedable_method_is_planned_and_not_trained(operator: ApiClient) -> None:
     rate(12, pairs=False)
     plan = operator.post(TRAIN, {"dryRun": True, "method": "dpo"}).json()
     assert (plan["feedbackCount"], plan["estimatedSteps"], plan["method"]) == (12, 0, "dpo")
@@ -143,37 +150,19 @@ def test_rlhf_is_planned_as_its_two_stages(operator: ApiClient) -> None:
     assert (run["method"], run["reward"], run["followUp"]) == ("ppo", "auto", "wanted")
 
 
-@pytest.mark.parametrize("method", ["banana", ""])
-def test_an_unknown_method_is_refused_with_those_there_are(operator: ApiClient, method: str) -> None:
+def test_a_bad_order_is_refused_by_field_and_an_unknown_run_is_not_found(operator: ApiClient) -> None:
     rate(12)
-    response = operator.post(TRAIN, {"method": method})
-    assert response.status_code == 400
-    assert "dpo" in error_of(response)["fields"]["method"]
-
-
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"dryRun": "yes"}, "dryRun"),
-        ({"dryRun": 1}, "dryRun"),
-        ({"maxSteps": 0}, "maxSteps"),
-        ({"maxSteps": 1.5}, "maxSteps"),
-        ({"maxSteps": "5"}, "maxSteps"),
-        ({"maxSteps": True}, "maxSteps"),
-        ({"maxSteps": 10**400}, "maxSteps"),
-        ({"learningRate": 0}, "learningRate"),
-        ({"learningRate": -1}, "learningRate"),
-        ({"learningRate": 2}, "learningRate"),
-        ({"learning_rate": 0.1}, "learning_rate"),
-        ({"method": 3}, "method"),
-    ],
-    ids=str,
-)
-def test_a_bad_order_is_refused_by_field(operator: ApiClient, body: dict[str, Any], field: str) -> None:
-    rate(12)
-    response = operator.post(TRAIN, body)
-    assert response.status_code == 400
-    assert field in error_of(response)["fields"]
+    bad: dict[str, list[Any]] = {"dryRun": ["yes", 1], "maxSteps": [0, 1.5, "5", True, 10**400]}
+    bad |= {"learningRate": [0, -1, 2], "learning_rate": [0.1], "method": [3, "banana", ""]}
+    for field, values in bad.items():
+        for value in values:
+            response = operator.post(TRAIN, {field: value})
+            assert response.status_code == 400, (field, value)
+            assert field in error_of(response)["fields"]
+    assert "dpo" in error_of(operator.post(TRAIN, {"method": "banana"}))["fields"]["method"]
+    for pk in ("77", str(2**63), "9" * 40):
+        response = operator.get(f"/api/runs/{pk}/")
+        assert (response.status_code, error_of(response)["code"]) == (404, "not_found")
 
 
 def test_an_order_is_a_queued_run_and_a_task(operator: ApiClient) -> None:
@@ -190,6 +179,25 @@ def test_an_order_is_a_queued_run_and_a_task(operator: ApiClient) -> None:
     assert (shown["status"], shown["history"]) == ("queued", {})
 
 
+def test_while_redis_is_away_a_run_waits_for_it(operator: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    rate(40)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RedisConnectionError("Error 111 connecting to localhost:6379. Connection refused.")
+
+    with monkeypatch.context() as away:
+        away.setattr(lifecycle, "async_task", refuse)
+        assert operator.post(TRAIN, {}).status_code == 202
+        run = TrainingRun.objects.get()
+        assert (run.status, run.dispatched_at) == (TrainingRun.Status.QUEUED, None)
+        away.setattr("rl.jobs.estimates.run_enqueue", refuse)  # as of what else hands a task over
+        answer = operator.post(TRAIN, {"maxSteps": 3})
+    assert (answer.status_code, answer["Retry-After"]) == (503, "2")
+    assert answer.json()["error"]["message"].startswith("the queue cannot be reached")
+    assert lifecycle.runs_redispatch() == [run]
+    assert OrmQ.objects.count() == 1
+
+
 def test_a_run_shows_its_history_and_then_its_policy(operator: ApiClient) -> None:
     rate(12)
     run = TrainingRun.objects.create(
@@ -203,15 +211,9 @@ def test_a_run_shows_its_history_and_then_its_policy(operator: ApiClient) -> Non
     TrainingRun.objects.update(status="succeeded", steps_done=10, finished_at=timezone.now())
     policy("support-bot-v12", 12, run=run)
     shown = operator.get(f"/api/runs/{run.pk}/").json()
-    assert {
-        name: shown[name] for name in ("status", "policyId", "version", "modelPath", "rewardModelPath")
-    } == {
-        "status": "trained",
-        "policyId": "support-bot-v12",
-        "version": "v12",
-        "modelPath": "policies/support-bot-v12",
-        "rewardModelPath": None,
-    }
+    facts = {"status": "trained", "policyId": "support-bot-v12", "version": "v12", "rewardModelPath": None}
+    facts |= {"modelPath": "policies/support-bot-v12"}
+    assert {name: shown[name] for name in facts} == facts
     assert (shown["feedbackCount"], shown["trainingSteps"]) == (12, 10)
     assert shown["scoreMean"] == pytest.approx(0.55)
     assert (shown["rewardMean"], shown["rewardStd"]) == (None, None)  # not judged yet
@@ -225,14 +227,9 @@ def test_a_run_shows_its_history_and_then_its_policy(operator: ApiClient) -> Non
     assert (shown["rewardMean"], shown["rewardStd"]) == (None, None)
 
 
-@pytest.mark.parametrize("pk", ["77", str(2**63), "9" * 40])
-def test_an_unknown_run_is_not_found(operator: ApiClient, pk: str) -> None:
-    response = operator.get(f"/api/runs/{pk}/")
-    assert response.status_code == 404
-    assert error_of(response)["code"] == "not_found"
-
-
 def test_policies_are_listed_with_what_raters_had_said_by_then(operator: ApiClient) -> None:
+    assert operator.get("/api/policies/nobody").json() == []
+    assert operator.get("/api/policies/Not%20A%20Slug").status_code == 400
     rate(2)
     first = policy("support-bot-v2", 2)
     rate(4, agent="other")
@@ -253,11 +250,6 @@ def test_policies_are_listed_with_what_raters_had_said_by_then(operator: ApiClie
     assert rewards == [(0.4, 0.1), (None, None)]
 
 
-def test_an_agent_without_policies_has_an_empty_list(operator: ApiClient) -> None:
-    assert operator.get("/api/policies/nobody").json() == []
-    assert operator.get("/api/policies/Not%20A%20Slug").status_code == 400
-
-
 def test_the_finest_word_of_a_rating_counts() -> None:
     for said in ({"thumb": "up"}, {"thumb": "down", "stars": 4}, {"stars": 1, "score": 0.5}, {"notes": "hm"}):
         row = decision_record(agent="a", messages="q", response="r").row
@@ -265,9 +257,6 @@ def test_the_finest_word_of_a_rating_counts() -> None:
     found = score_summaries("a", [timezone.now()])[0]
     assert (found.n, found.mean) == (3, pytest.approx((1 + 0.75 + 0.5) / 3))
     assert score_summaries("nobody", [timezone.now()]) == [(0, None, None)]
-
-
-# --- The worker ---------------------------------------------------------------------------------------------
 
 
 class Child:
@@ -289,11 +278,15 @@ def queued() -> TrainingRun:
     return run_enqueue(TrainOrder("support-bot", knobs={"max_steps": 2}))
 
 
-def test_the_task_starts_the_command_that_claims_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_task_follows_its_run_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     run, child = queued(), Child(0, status="succeeded", finished_at=timezone.now())
     monkeypatch.setattr(tasks, "command_run", child)
     assert tasks.train(run.pk) == "succeeded"
-    assert child.commands == [["train_dpo", "--queued", str(run.pk), "--json"]]
+    own = ["train_dpo", "--queued", str(run.pk), "--json"]
+    assert child.commands == [own]
+    TrainingRun.objects.update(status="queued", follow_up="wanted")  # as the learner asks for it
+    tasks.train(run.pk)
+    assert child.commands == [own, own, ["run_pipeline", "--run", str(run.pk), "--json"]]
 
 
 def test_a_refusal_of_the_child_stands_as_it_was_marked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,43 +299,20 @@ def test_a_refusal_of_the_child_stands_as_it_was_marked(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("left", ["queued", "running"])
-def test_a_child_that_failed_without_a_word_leaves_the_run_failed(
-    monkeypatch: pytest.MonkeyPatch, left: str
-) -> None:
-    run = queued()
-    run_dispatch(run)
-    monkeypatch.setattr(tasks, "command_run", Child(1, "warming up\nno such option\n", status=left))
-    assert tasks.train(run.pk) == "failed"
-    run.refresh_from_db()
-    assert run.reason.endswith("1: no such option")
-    assert run.finished_at is not None
-
-
-@pytest.mark.parametrize("left", ["queued", "running"])
-def test_a_run_whose_child_was_killed_is_handed_over_again_at_once(
-    monkeypatch: pytest.MonkeyPatch, left: str
-) -> None:
-    run = queued()
-    run_dispatch(run)
+def test_a_failed_child_ends_a_killed_one_goes_on(monkeypatch: pytest.MonkeyPatch, left: str) -> None:
+    killed = queued()
+    run_dispatch(killed)
     monkeypatch.setattr(tasks, "command_run", Child(-9, "", status=left, worker="elsewhere:1:1"))
-    assert tasks.train(run.pk) == "queued"
+    assert tasks.train(killed.pk) == "queued"
     assert OrmQ.objects.count() == 2
+    monkeypatch.setattr(tasks, "command_run", Child(1, "warming up\nno such option\n", status=left))
+    assert tasks.train(killed.pk) == "failed"
+    killed.refresh_from_db()
+    assert killed.reason.endswith("1: no such option")
+    assert killed.finished_at is not None
 
 
-def test_a_run_of_the_learner_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = queued()
-    TrainingRun.objects.update(follow_up="wanted")
-    child = Child(0, status="succeeded", finished_at=timezone.now())
-    monkeypatch.setattr(tasks, "command_run", child)
-    tasks.train(run.pk)
-    assert child.commands[1] == ["run_pipeline", "--run", str(run.pk), "--json"]
-
-
-def test_a_task_delivered_twice_leaves_the_run_to_the_worker_that_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from rl.jobs.lifecycle import run_claim
-
+def test_a_task_delivered_twice_leaves_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     run = queued()
     run_claim(run.pk)  # by this process, which lives
     monkeypatch.setattr(tasks, "command_run", Child(1, "run 1 is running"))
@@ -353,9 +323,6 @@ def test_a_task_delivered_twice_leaves_the_run_to_the_worker_that_has_it(
 
 @pytest.mark.slow
 def test_a_dataset_that_is_too_small_when_the_worker_comes_refuses_the_run() -> None:
-    from rl.datasets import DatasetRefused
-    from rl.jobs.train import train_queued
-
     left, right = (decision_record(agent="support-bot", messages="q", response=text).row for text in "ab")
     comparison_submit(left=left, right=right, preference="left", rater="ada")
     run = queued()
@@ -369,32 +336,30 @@ def test_a_dataset_that_is_too_small_when_the_worker_comes_refuses_the_run() -> 
 @pytest.mark.campaign
 @pytest.mark.training
 def test_the_quick_start_of_the_docs_ends_with_an_answer(tmp_path: Path) -> None:
-    """gunicorn takes 16 scores and the order, qcluster trains and judges, the policy answers by its name."""
+    """gunicorn takes 16 scores and the order, a worker trains and judges, the policy answers by its name."""
     page = (ROOT / "docs" / "api.md").read_text("utf-8")
     (script,) = re.findall(r"```python\n(import json.*?)```", page, re.DOTALL)
     server = Server(f"sqlite:///{tmp_path / 'db.sqlite3'}", tmp_path, workers=1)
     # the way is what is tested: as few steps as show it
     (tmp_path / "config.yaml").write_text("kto: {max_steps: 10, warm_up_steps: 0}\n")
     server.environment |= {
-        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
         "RATCHET_CONFIG": str(tmp_path / "config.yaml"),
-    }  # fmt: skip
+    }
     server.migrate()
     key = server.key("ingest", "rate", "read", "operate")
-    worker = ["env", "Q_CLUSTER_NAME=training", sys.executable, str(ROOT / "manage.py"), "qcluster"]
-    with server, (tmp_path / "worker.log").open("w") as log:
-        cluster = subprocess.Popen(
-            worker, env=server.environment, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+    with server, server.training_worker():
+        said = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "KEY": key, "URL": server.address},
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
         )
-        try:
-            said = subprocess.run(
-                [sys.executable, "-c", script], env={**os.environ, "KEY": key, "URL": server.address},
-                capture_output=True, text=True, timeout=500, check=False,
-            )  # fmt: skip
-        finally:
-            os.killpg(cluster.pid, signal.SIGKILL)
-            cluster.wait()
-    assert said.returncode == 0, (said.stderr, (tmp_path / "worker.log").read_text()[-3000:])
+    assert said.returncode == 0, (said.stderr, server.log())
     plan, trained, versions, answer = said.stdout.strip().split("\n", 3)
     assert plan.startswith("auto took kto: ")
     assert trained.startswith("trained support-bot-v")

@@ -1,19 +1,27 @@
 """The upgrade from the first migrations, with rows in their tables: nothing is lost and everything stays readable, on
-PostgreSQL too. There a unit is forgotten in the upgraded database. A new database has the same schema and rights."""
-
-from __future__ import annotations
+PostgreSQL too. There a unit is forgotten in the upgraded database. A new database has the same schema and rights.
+Two versions work on one database while servers are replaced."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.operations import AddField, AddIndex, CreateModel
+from django.db.models import NOT_PROVIDED
 
+from backend.database import ADDITIVE
 from tests.support.database_schema import schema_facts
 from tests.support.postgres import fresh_database, postgres_url  # noqa: F401
+from tests.support.server import Server, query
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -144,25 +152,24 @@ print(json.dumps(schema_facts(connection)))
 def upgraded(home: Path, database: str, more: str = "", script: str = UPGRADE) -> Any:
     """What the script prints; with `more` behind it, what that prints too."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script + more], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "RATCHET_HOME": str(home), "DATABASE_URL": database,
-             "DJANGO_SETTINGS_MODULE": "backend.settings"},
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-c", script + more],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "RATCHET_HOME": str(home),
+            "DATABASE_URL": database,
+            "DJANGO_SETTINGS_MODULE": "backend.settings",
+        },
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return found if more else found[0]
 
 
-WHOLE = {
-    "decisions": 2,
-    "ratings": 3,
-    "standing": [["ada", "down", None], ["bob", "", "over there"]],
-    "comparisons": 1,
-    "champion": "shop-v1",
-    "shown": [200] * 11,
-    "exported": 2,
-    "found": True,
-}
+WHOLE = {"decisions": 2, "ratings": 3, "standing": [["ada", "down", None], ["bob", "", "over there"]]}
+WHOLE |= {"comparisons": 1, "champion": "shop-v1", "shown": [200] * 11, "exported": 2, "found": True}
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -202,3 +209,98 @@ def test_postgresql_upgrades_and_forgets(tmp_path: Path, postgres_url: str) -> N
     assert forgotten["files"] >= 6
     assert (forgotten["after"], forgotten["left"]) == ([[], []], [[], []])
     assert (forgotten["returned"], forgotten["imported"], forgotten["not_compacted"]) == (0, 0, "")
+
+
+def breaking(operations: Iterable[Any]) -> list[str]:
+    """Operations after which the version before could not write to the tables."""
+    found = []
+    for one in operations:
+        if isinstance(one, AddField) and not (
+            one.field.null or one.field.many_to_many or one.field.db_default is not NOT_PROVIDED
+        ):
+            found.append(f"{one.model_name}.{one.name} needs a db_default")
+        elif not isinstance(one, AddField | AddIndex | CreateModel):
+            found.append(one.describe())
+    return found
+
+
+def test_an_additive_migration_only_adds_what_the_version_before_can_leave_out() -> None:
+    ours = {
+        key: one for key, one in MigrationLoader(None).disk_migrations.items() if key[0] in ("feedback", "rl")
+    }
+    additive = {key: breaking(one.operations) for key, one in ours.items() if key[1].endswith(ADDITIVE)}
+    assert additive
+    assert not any(additive.values()), additive
+    assert breaking(ours["rl", "0001_initial"].operations), "the measure finds what breaks"
+
+
+def next_version(folder: Path) -> Path:
+    """This version with one more field of a rating, and its additive migration."""
+    for name in ("backend", "feedback", "rl", "templates", "static", "clients", "packed"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    shutil.copy(ROOT / "manage.py", folder)
+    facts = folder / "feedback/models/facts.py"
+    known = '    correction = models.TextField(null=True, blank=True, help_text="The response it should have been")'
+    text = facts.read_text("utf-8")
+    assert text.count(known) == 1
+    more = '    mood = models.CharField(max_length=8, blank=True, default="calm", db_default="calm")\n'
+    facts.write_text(text.replace(known, more + known), "utf-8")
+    return folder
+
+
+@pytest.mark.campaign
+@pytest.mark.postgres
+def test_servers_and_workers_of_two_versions_share_one_database(tmp_path: Path, postgres_url: str) -> None:  # noqa: F811
+    home, url = tmp_path / "data", fresh_database(postgres_url)
+    home.mkdir()
+    old, new = Server(url, home), Server(url, home, root=next_version(tmp_path / "next"))
+    old.migrate()
+    headers = {"Authorization": f"Bearer {old.key('ingest', 'rate', 'read', 'operate')}"}
+
+    def asked(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"{server.address}{path}", json=body, headers=headers, timeout=60)
+
+    with old:
+        new.manage("makemigrations", "feedback", "--name", "rating_mood_additive", "--verbosity", "0")
+        new.migrate()
+        with new:
+            for server in (old, new):
+                assert httpx.get(f"{server.address}/readyz", timeout=60).json()["migrations"] == "ok"
+            for number in range(24):
+                ends = (old, new) if number % 2 else (new, old)
+                body = {
+                    "agent": "desk",
+                    "prompt": f"message {number % 3} of {number}",
+                    "response": f"queue {number % 3}",
+                }
+                made = asked(ends[0], "/api/decisions/", body)
+                assert made.status_code == 201, made.text
+                rating = {"thumb": "up"} if number % 4 else {"thumb": "down", "correction": "queue 1"}
+                rated = asked(ends[1], f"/api/decisions/{made.json()['id']}/ratings/", rating)
+                assert rated.status_code == 201, rated.text
+            assert query(old, "SELECT mood, count(*) FROM feedback_rating GROUP BY mood") == [("calm", 24)]
+            for queues, works in ((old, new), (new, old)):
+                queued = asked(queues, "/api/runs/", {"agent": "desk", "method": "linear"})
+                assert queued.status_code in (201, 202), queued.text
+                with works.training_worker():
+                    status = ended(works, queued.json()["id"], headers)
+                assert status == "trained", works.log()
+            old.manage("doctor")
+        query(
+            old,
+            "INSERT INTO django_migrations (app, name, applied) VALUES ('rl', '0099_less', now()) RETURNING id",
+        )
+        assert httpx.get(f"{old.address}/readyz", timeout=60).status_code == 503
+
+
+def ended(server: Server, run: int, headers: dict[str, str]) -> str:
+    """Status of a run once it has ended."""
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline:
+        status = str(
+            httpx.get(f"{server.address}/api/runs/{run}/", headers=headers, timeout=60).json()["status"]
+        )
+        if status not in ("queued", "running"):
+            return status
+        time.sleep(0.5)
+    raise AssertionError(server.log())

@@ -3,8 +3,6 @@
 Each shape says what the client must get and what must be on record: nothing is lost, and nothing is a 500.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ import openai
 import pytest
 
 from feedback.accounts.authentication import key_create
+from feedback.accounts.feedback_tokens import token_read
 from feedback.models import Decision
 from rl.serving.decision_facts import storable
 from rl.serving.gateway import recorder
@@ -24,10 +23,8 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 ASK: Any = {"model": "support-bot", "messages": [{"role": "user", "content": "When does it ship?"}]}
 TEXT = "It ships Monday."
-USAGE = {
-    "prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14,
-    "prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 3},
-}  # fmt: skip
+USAGE = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+USAGE |= {"prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 3}}
 LOGPROBS = {
     "content": [{"token": "It", "logprob": -0.1, "bytes": [73, 116], "top_logprobs": []}],
     "refusal": None,
@@ -83,13 +80,8 @@ class Shape:
         message = {"role": "assistant", "content": self.content} if self.message is None else self.message
         choice = {"index": 0, "message": message, "finish_reason": self.finish, **self.choice}
         usage = {} if self.usage is None else {"usage": self.usage}
-        body = {
-            "id": "chatcmpl-9",
-            "object": "chat.completion",
-            "created": 1,
-            "model": "up-1",
-            "choices": [choice],
-        }
+        body = {"id": "chatcmpl-9", "object": "chat.completion", "created": 1, "model": "up-1"}
+        body |= {"choices": [choice]}
         return json.dumps({**body, **usage, **self.body}).encode()
 
     def stream(self) -> bytes:
@@ -107,9 +99,12 @@ class Shape:
 
 def chunk(delta: Any, finish: str | None = None, index: int = 0, **choice: Any) -> dict[str, Any]:
     return {
-        "id": "chatcmpl-9", "object": "chat.completion.chunk", "created": 1, "model": "up-1",
+        "id": "chatcmpl-9",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "up-1",
         "choices": [{"index": index, "delta": delta, "finish_reason": finish, **choice}],
-    }  # fmt: skip
+    }
 
 
 def events(*chunks: Any, end: str = "data: [DONE]\n\n", head: str = "data: ", eol: str = "\n\n") -> bytes:
@@ -132,9 +127,13 @@ def calling(name: str, *parts: Any, whole: Any = None, calls: Any = None, **more
     whole = [{k: v for k, v in part.items() if k != "index"} for part in parts] if whole is None else whole
     more = {"finish": "tool_calls", **more}
     return Shape(
-        name, {"role": "assistant", "content": None, "tool_calls": whole}, [{"tool_calls": [part]} for part in parts],
-        content=None, calls=TWO if calls is None else calls, **more,
-    )  # fmt: skip
+        name,
+        {"role": "assistant", "content": None, "tool_calls": whole},
+        [{"tool_calls": [part]} for part in parts],
+        content=None,
+        calls=TWO if calls is None else calls,
+        **more,
+    )
 
 
 SHAPES = [
@@ -414,4 +413,9 @@ def test_a_retry_gets_the_same_answer_whatever_its_shape(client: openai.OpenAI, 
         newest()
         stub.sends = ("application/json", b"{}")
         again = client.chat.completions.create(**ASK, extra_headers=headers).to_dict()
+        # a token is signed with the time at which it is handed out
+        for answer in (first, again):
+            token = answer["ratchet"].pop("feedback_token")
+            assert str(token_read(token)) == answer["id"], shape.name
+            assert answer["ratchet"].pop("feedback_url").endswith(f"/feedback/{token}")
         assert again == first, shape.name

@@ -1,7 +1,5 @@
 """Three upstreams at once: llama-cpp-python's own server, Anthropic's dialect, and one that fails in every way."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -70,10 +68,7 @@ def ask(client: openai.OpenAI, agent: str, stream: bool) -> str:
 
 
 @pytest.mark.slow
-def test_one_that_fails_in_every_way_keeps_no_other_from_answering(
-    client: openai.OpenAI,
-    failing: ModelServer,
-) -> None:
+def test_a_failing_one_keeps_no_other_away(client: openai.OpenAI, failing: ModelServer) -> None:
     failing.statuses = [0, 429, 500, 502, 503, 504, 401, 400] * 8
     asked = [(agent, stream) for agent in AGENTS for stream in (False, True)] * 4
     with ThreadPoolExecutor(8) as pool:
@@ -98,21 +93,14 @@ def answered(client: openai.OpenAI, agent: str, stream: bool) -> str:
 
 
 @pytest.mark.parametrize("how", ["slow", "cut off", "slow and cut off"])
-def test_what_is_slow_or_cut_off_is_answered_by_the_fallback(
-    client: openai.OpenAI,
-    failing: ModelServer,
-    how: str,
-) -> None:
+def test_what_is_slow_falls_back(client: openai.OpenAI, failing: ModelServer, how: str) -> None:
     failing.delay_s = 1.0 if "slow" in how else 0.0
     failing.statuses = [0] * 3 if "cut" in how else []
     assert ask(client, "failing-bot", stream=False) == "failing-bot-claude"
     assert ask(client, "llama-bot", stream=True) == "llama-bot-llama"
 
 
-def test_llama_cpps_own_server_holds_to_a_schema_it_does_not_know_by_that_name(
-    client: openai.OpenAI,
-    failing: ModelServer,
-) -> None:
+def test_llama_cpps_server_holds_to_a_schema(client: openai.OpenAI, failing: ModelServer) -> None:
     for _ in range(2):
         answer = client.chat.completions.create(
             model="llama-bot", messages=HELLO, max_tokens=30, response_format=FORMAT

@@ -1,7 +1,5 @@
 """Columns that look like a verdict are read the right way round, or named and refused, in every format."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -73,46 +71,19 @@ def test_an_object_of_verdicts_says_which_part_to_map(tmp_path: Path) -> None:
 ROWS = sorted(
     name
     for name in (
-        "hh_rlhf.jsonl",
-        "openai_dpo.jsonl",
-        "llamafactory_v1_dpo.jsonl",
-        "ultrafeedback_binarized.jsonl",
-        "tools/alpacaeval_outputs.json",
-        "tools/arena_conversations.json",
-        "tools/capybara_kto.jsonl",
-        "tools/flywheel_logs.jsonl",
-        "tools/helicone_requests.jsonl",
-        "tools/helpsteer_ratings.jsonl",
-        "tools/langsmith_runs.jsonl",
-        "tools/litellm_spend_logs.json",
-        "tools/mlflow_search_traces.jsonl",
-        "tools/nectar_rankings.jsonl",
-        "tools/openai_eval_output_items.json",
-        "tools/portkey_logs.jsonl",
-        "tools/shp_pairs.jsonl",
-        "tools/ultrafeedback_raw.jsonl",
-        "tools/weave_calls.jsonl",
-        "pandalm.json",
-        "argilla_to_list_nested.json",
-        "feedback_collector.jsonl",
-        "label_studio_chat.json",
-        "label_studio_pairwise.json",
-        "label_studio_rating.json",
-        "langfuse_scores.json",
-        "librechat_messages.json",
-        "oasst_tree.jsonl",
-        "open_webui_feedback_export.json",
-        "tensorzero_boolean_feedback.jsonl",
-        "tensorzero_chat_inference.jsonl",
-        "tools/deepeval_test_run.json",
-        "tools/open_webui_chats.json",
-        "tools/opik_trace.json",
-        "tools/otlp_genai_trace.json",
-        "tools/phoenix_span_annotations.json",
-        "tools/phoenix_spans.json",
-        "tools/promptfoo_results.json",
-        "vw_dsjson.jsonl",
-    )
+        "hh_rlhf.jsonl openai_dpo.jsonl llamafactory_v1_dpo.jsonl ultrafeedback_binarized.jsonl "
+        "tools/alpacaeval_outputs.json tools/arena_conversations.json tools/capybara_kto.jsonl "
+        "tools/flywheel_logs.jsonl tools/helicone_requests.jsonl tools/helpsteer_ratings.jsonl "
+        "tools/langsmith_runs.jsonl tools/litellm_spend_logs.json tools/mlflow_search_traces.jsonl "
+        "tools/nectar_rankings.jsonl tools/openai_eval_output_items.json tools/portkey_logs.jsonl "
+        "tools/shp_pairs.jsonl tools/ultrafeedback_raw.jsonl tools/weave_calls.jsonl pandalm.json "
+        "argilla_to_list_nested.json feedback_collector.jsonl label_studio_chat.json "
+        "label_studio_pairwise.json label_studio_rating.json langfuse_scores.json librechat_messages.json "
+        "oasst_tree.jsonl open_webui_feedback_export.json tensorzero_boolean_feedback.jsonl "
+        "tensorzero_chat_inference.jsonl tools/deepeval_test_run.json tools/open_webui_chats.json "
+        "tools/opik_trace.json tools/otlp_genai_trace.json tools/phoenix_span_annotations.json "
+        "tools/phoenix_spans.json tools/promptfoo_results.json vw_dsjson.jsonl"
+    ).split()
 )
 """Examples whose rows somebody may write a column beside."""
 
@@ -178,15 +149,7 @@ def test_a_table_of_phoenix_spans_has_empty_attributes(tmp_path: Path) -> None:
 
 
 def test_a_log_of_choices_is_offered_a_map_with_a_reward_and_no_rating() -> None:
-    names = [
-        "timestamp",
-        "item_id",
-        "position",
-        "click",
-        "propensity_score",
-        "user_feature_0",
-        "user_feature_1",
-    ]
+    names = "timestamp item_id position click propensity_score user_feature_0 user_feature_1".split()
     assert map_guessed(names) == (
         "--map prompt=user_feature_0,response=COLUMN,propensity=propensity_score,reward=click"
     )

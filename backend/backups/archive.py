@@ -10,21 +10,29 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sqlite3
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
 
 from django.conf import settings
-from django.db import connection, transaction
-from django.db.migrations.loader import MigrationLoader
+from django.db import connection
+from pydantic import TypeAdapter
 
-from backend.installation import PROGRAM
+from backend.backups.databases import (
+    DRAFT,
+    POSTGRES_FILE,
+    SQLITE_FILE,
+    BackupRefused,
+    database_check,
+    database_copy,
+    database_empty,
+    database_file,
+    database_restore,
+    migration_names,
+    migrations_applied,
+    sqlite_copy,
+)
 from ratchet_client.outbox import SUFFIX
 
 MANIFEST = "manifest.json"
@@ -35,6 +43,8 @@ OWN = ("upstream_key",)
 """Left out of a backup, because it decrypts the API keys in the database."""
 ASIDE = "before-restore-"
 """Prefix of the folder to which an overwriting restore moves existing files."""
+MODES = 0o755
+"""Permissions that a restore takes from a backup: no setuid, and nobody else writes."""
 BLOCK = 1024 * 1024
 SPARE_BYTES = 64 * BLOCK
 """Bytes left free on the backup's disk."""
@@ -54,7 +64,7 @@ class Manifest:
     migrations: list[str]
     rows: dict[str, int]
     """Table -> rows at the time of the backup."""
-    files: dict[str, list[Any]] = field(default_factory=dict)
+    files: dict[str, tuple[int, str, int]] = field(default_factory=dict)
     """Path in the backup -> [bytes, SHA-256, mode]."""
     vanished: list[str] = field(default_factory=list)
     """Files deleted during copying, such as old checkpoints."""
@@ -96,7 +106,7 @@ def backup(target: Path, told: BytesProgress = lambda done, total: None) -> Mani
     take(_spool_files(home))
     copy, manifest.rows = database_copy(target)
     manifest.database = copy.name
-    manifest.files[copy.name] = [copy.stat().st_size, _sha256(copy), 0o600]
+    manifest.files[copy.name] = (copy.stat().st_size, _sha256(copy), 0o600)
     bytes_done += copy.stat().st_size
     told(bytes_done, total)
     take(_other_files(home))
@@ -172,7 +182,7 @@ def _take(path: Path, home: Path, target: Path, manifest: Manifest) -> int:
         return 0
     to.chmod(0o600)
     size = to.stat().st_size
-    manifest.files[name] = [size, _sha256(to), mode]
+    manifest.files[name] = (size, _sha256(to), mode)
     return size
 
 
@@ -190,49 +200,112 @@ def verify(source: Path) -> Manifest:
     if not path.is_file():
         raise BackupRefused(f"{source} is not a complete backup: expected {MANIFEST} in it")
     try:
-        manifest = Manifest(**json.loads(path.read_text("utf-8")))
-    except (ValueError, TypeError) as error:
-        raise BackupRefused(f"{path} cannot be read ({error}): take another backup") from None
-    for name, (size, sha256, _) in manifest.files.items():
-        file = source / name
-        if not file.resolve().is_relative_to(source.resolve()):
-            raise BackupRefused(f"{path} names a file outside the backup: {name}")
-        if not file.is_file():
-            raise BackupRefused(f"{file} is missing: take another backup, or copy this one again")
-        if file.stat().st_size != size or _sha256(file) != sha256:
+        manifest = TypeAdapter(Manifest).validate_json(path.read_bytes(), strict=True)
+    except ValueError as error:
+        why = " ".join(str(error).split())[:300]
+        raise BackupRefused(f"{path} cannot be read ({why}): take another backup") from None
+    if manifest.database not in (SQLITE_FILE, POSTGRES_FILE) or manifest.database not in manifest.files:
+        raise BackupRefused(
+            f"{path} names the database {manifest.database!r}: expected {SQLITE_FILE} or {POSTGRES_FILE} in the "
+            "backup, with its SHA-256 under files. Take another backup"
+        )
+    for name in manifest.files:
+        if name != manifest.database and not _is_backed_up(PurePosixPath(name)):
             raise BackupRefused(
-                f"{file} is damaged: expected {size:,} bytes with SHA-256 {sha256[:12]}…, found others"
+                f"{path} names {name!r}, which `backup` never writes: expected the database and files under "
+                f"{HOME}/. Take another backup"
             )
-    database_check(source / manifest.database)
+        _file_check(manifest, name, source / name, source.resolve() / name)
+    database_check(source / manifest.database, manifest.rows)
     return manifest
+
+
+def _is_backed_up(name: PurePosixPath) -> bool:
+    """True for a path below `home/` that a backup can contain."""
+    first, *rest = name.parts or ("",)
+    return (
+        first == HOME
+        and bool(rest)
+        and rest[0] not in (*REMADE, *OWN)
+        and not rest[0].startswith(ASIDE)
+        and not any(part.startswith(".") or "\0" in part for part in rest)
+    )
+
+
+def _file_check(manifest: Manifest, name: str, file: Path, expected: Path) -> None:
+    """Raises BackupRefused unless the file is a regular one at the expected place, with the recorded SHA-256."""
+    size, sha256, _ = manifest.files[name]
+    if file.resolve() != expected:
+        raise BackupRefused(f"{file} is a link or lies behind one: expected a regular file at {expected}")
+    if not file.is_file():
+        raise BackupRefused(f"{file} is missing: take another backup, or copy this one again")
+    if file.stat().st_size != size or _sha256(file) != sha256:
+        raise BackupRefused(
+            f"{file} is damaged: expected {size:,} bytes with SHA-256 {sha256[:12]}…, found others"
+        )
 
 
 def restore(source: Path, *, overwrite: bool = False) -> Manifest:
     """Verify a backup, then restore the database and RATCHET_HOME from it. Raises BackupRefused.
 
     overwrite: replace existing data. Files, including an SQLite database, are moved to `before-restore-<time>` in the
-    data folder; the tables of a PostgreSQL database are dropped.
+    data folder; the tables of a PostgreSQL database are replaced in one transaction. All files are copied and checked
+    before the first one is replaced.
     """
     manifest = verify(source)
     home: Path = settings.RATCHET_HOME
+    _restorable(manifest, home, overwrite=overwrite)
+    draft = home / DRAFT
+    if draft.is_dir() and not draft.is_symlink():  # An interrupted restore left it.
+        shutil.rmtree(draft)
+    draft.mkdir(mode=0o700, parents=True)
+    try:
+        for name, (_, _, mode) in manifest.files.items():
+            to = draft / name
+            to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copyfile(source / name, to)
+            to.chmod(mode & MODES)
+            _file_check(manifest, name, to, draft.resolve() / name)
+        database_restore(
+            draft / manifest.database, manifest.rows, lambda: _files_swap(draft, home, overwrite)
+        )
+    finally:
+        shutil.rmtree(draft)
+    return manifest
+
+
+def _restorable(manifest: Manifest, home: Path, *, overwrite: bool) -> None:
+    """Raises BackupRefused if this program or this database cannot take the backup, or data would be replaced."""
     if unknown := sorted(set(manifest.migrations) - migration_names()):
         raise BackupRefused(
             f"the backup is from a newer Ratchet ({manifest.ratchet}, with the migration {unknown[0]}); this is "
             f"{settings.RATCHET_VERSION}: restore it with the newer version"
         )
+    kind = "sqlite" if manifest.database == SQLITE_FILE else "postgresql"
+    if kind != connection.vendor:
+        raise BackupRefused(
+            f"the backup holds a {kind} database, and DATABASE_URL names one of {connection.vendor}: set DATABASE_URL "
+            f"to {'sqlite:///path' if kind == 'sqlite' else 'a PostgreSQL database'}"
+        )
+    if overwrite:
+        return
+    if occupied := _paths_in_use(home):
+        raise BackupRefused(
+            f"{home} holds {occupied[0].name}: stop the server and add --overwrite to move existing files, or "
+            "set RATCHET_HOME to another folder"
+        )
     database = database_file()
     is_new = database is not None and (not database.is_file() or not database.stat().st_size)
-    if not overwrite:
-        if occupied := _paths_in_use(home):
-            raise BackupRefused(
-                f"{home} holds {occupied[0].name}: stop the server and add --overwrite to move existing files, or "
-                "set RATCHET_HOME to another folder"
-            )
-        if not is_new and not database_empty():
-            raise BackupRefused(
-                "the database is not empty: stop the server and add --overwrite to replace it, or set DATABASE_URL "
-                "to an empty one"
-            )
+    if not is_new and not database_empty():
+        raise BackupRefused(
+            "the database is not empty: stop the server and add --overwrite to replace it, or set DATABASE_URL "
+            "to an empty one"
+        )
+
+
+def _files_swap(draft: Path, home: Path, overwrite: bool) -> None:
+    """Move existing files aside and the restored ones into their place."""
+    database = database_file()
     aside = home / f"{ASIDE}{datetime.now(UTC):%Y%m%d-%H%M%S}"
     moved = [*_paths_in_use(home), *(home / name for name in REMADE if (home / name).exists())]
     if database is not None and database.is_file():
@@ -242,14 +315,8 @@ def restore(source: Path, *, overwrite: bool = False) -> Manifest:
     for path in moved:
         aside.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.rename(aside / path.name)
-    for name, (_, _, mode) in manifest.files.items():
-        if name.startswith(f"{HOME}/"):
-            to = home / name.removeprefix(f"{HOME}/")
-            to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            shutil.copyfile(source / name, to)
-            to.chmod(mode)
-    database_restore(source / manifest.database, manifest.rows)
-    return manifest
+    for path in (draft / HOME).iterdir() if (draft / HOME).is_dir() else ():
+        path.replace(home / path.name)
 
 
 def _paths_in_use(home: Path) -> list[Path]:
@@ -260,220 +327,6 @@ def _paths_in_use(home: Path) -> list[Path]:
         path
         for path in (sorted(home.iterdir()) if home.is_dir() else [])
         if path.name not in own
-        and not path.name.startswith(ASIDE)
+        and not path.name.startswith((ASIDE, DRAFT))
         and not (database and path.parent == database.parent and path.name.startswith(database.name))
     ]
-
-
-SQLITE_FILE, POSTGRES_FILE = "database.sqlite3", "database.dump"
-
-
-class BackupRefused(ValueError):
-    """The backup cannot be made, read or restored."""
-
-
-def database_file() -> Path | None:
-    """The SQLite file; None for PostgreSQL or a database in memory."""
-    name = str(connection.settings_dict["NAME"])
-    return Path(name) if connection.vendor == "sqlite" and "memory" not in name else None
-
-
-def migrations_applied() -> list[str]:
-    """Names of the applied migrations, such as feedback.0001_initial."""
-    return sorted(".".join(key) for key in MigrationLoader(connection).applied_migrations)
-
-
-def migration_names() -> set[str]:
-    """Names of the migrations of this program."""
-    return {".".join(key) for key in MigrationLoader(None).disk_migrations}
-
-
-def database_copy(folder: Path) -> tuple[Path, dict[str, int]]:
-    """Copy the database to a folder without blocking writers; returns (file, {table: rows}). Raises BackupRefused."""
-    if connection.vendor == "sqlite":
-        return _sqlite_copy(folder / SQLITE_FILE)
-    if connection.vendor == "postgresql":
-        return _postgres_copy(folder / POSTGRES_FILE)
-    raise BackupRefused(f"expected an SQLite or PostgreSQL database, found {connection.vendor}")
-
-
-def database_check(file: Path) -> None:
-    """Raises BackupRefused if the copy is damaged."""
-    if file.name == SQLITE_FILE:
-        with closing(sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)) as copy:
-            try:
-                found = [row[0] for row in copy.execute("PRAGMA integrity_check")]
-            except sqlite3.DatabaseError as error:
-                found = [str(error)]
-        if found != ["ok"]:
-            raise BackupRefused(f"{file} is damaged: {'; '.join(found[:3])}")
-        return
-    _run([_program("pg_restore"), "--file=/dev/null", str(file)], f"{file} cannot be read")
-
-
-def database_empty() -> bool:
-    """True if no table has rows besides those of `migrate`."""
-    counts = _table_rows()
-    made = {
-        "django_migrations",
-        "django_content_type",
-        "auth_permission",
-        "auth_group",
-        "auth_group_permissions",
-    }
-    return not any(count for table, count in counts.items() if table not in made)
-
-
-def database_restore(file: Path, rows: Mapping[str, int]) -> None:
-    """Replace the database by a copy and compare the numbers of rows. Raises BackupRefused."""
-    kind = "sqlite" if file.name == SQLITE_FILE else "postgresql"
-    if kind != connection.vendor:
-        raise BackupRefused(
-            f"the backup holds a {kind} database, and DATABASE_URL names one of {connection.vendor}: set DATABASE_URL "
-            f"to {'sqlite:///path' if kind == 'sqlite' else 'a PostgreSQL database'}"
-        )
-    if kind == "sqlite":
-        _sqlite_restore(file)
-    else:
-        _postgres_restore(file)
-    found = _table_rows()
-    differing = [name for name, count in rows.items() if found.get(name) != count]
-    if differing:
-        name = differing[0]
-        raise BackupRefused(
-            f"{len(differing)} tables differ from the backup ({name}: {found.get(name)} rows, expected {rows[name]}): "
-            "stop every process that writes to this database, and restore again"
-        )
-
-
-def _table_rows() -> dict[str, int]:
-    with connection.cursor() as cursor:
-        return _counts(
-            sorted(connection.introspection.table_names(cursor)), lambda query: _scalar(cursor, query)
-        )
-
-
-def _scalar(cursor: object, query: str) -> int:
-    cursor.execute(query)  # type: ignore[attr-defined]
-    return int(cursor.fetchone()[0])  # type: ignore[attr-defined]
-
-
-def _counts(tables: list[str], ask: Callable[[str], int]) -> dict[str, int]:
-    # Table names come from the database itself.
-    return {table: ask(f'SELECT COUNT(*) FROM "{table}"') for table in tables}  # noqa: S608
-
-
-# --- SQLite -------------------------------------------------------------------------------------------------
-
-
-def sqlite_copy(source: Path, target: Path) -> None:
-    """Copy an SQLite file of one moment, as a single file, while others write to it."""
-    target.touch(mode=0o600)
-    with (
-        closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True, timeout=30)) as original,
-        closing(sqlite3.connect(target)) as copy,
-    ):
-        # All pages in one step: a stepwise copy restarts at every write in between.
-        original.backup(copy, pages=-1)
-        copy.execute("PRAGMA journal_mode=DELETE")
-
-
-def _sqlite_copy(target: Path) -> tuple[Path, dict[str, int]]:
-    source_file = database_file()
-    if source_file is None or not source_file.is_file():
-        raise BackupRefused(
-            f"expected an SQLite file, found none at {source_file}: run `{PROGRAM} migrate` first"
-        )
-    sqlite_copy(source_file, target)
-    with closing(sqlite3.connect(target)) as copy:
-        tables = [
-            row[0]
-            for row in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
-        ]
-        tables = [name for name in tables if not name.startswith("sqlite_")]
-        rows = _counts(tables, lambda query: int(copy.execute(query).fetchone()[0]))
-    return target, rows
-
-
-def _sqlite_restore(file: Path) -> None:
-    target = database_file()
-    if target is None:
-        raise BackupRefused("expected a database in a file, found one in memory")
-    connection.close()
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.restored")
-    shutil.copyfile(file, draft)
-    draft.chmod(0o600)
-    for beside in ("-wal", "-shm"):  # Logs of the replaced database would be applied to this one.
-        target.with_name(target.name + beside).unlink(missing_ok=True)
-    draft.replace(target)
-
-
-# --- PostgreSQL ---------------------------------------------------------------------------------------------
-
-
-def _postgres_copy(target: Path) -> tuple[Path, dict[str, int]]:
-    target.touch(mode=0o600)
-    with transaction.atomic(), connection.cursor() as cursor, _conninfo() as conninfo:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        cursor.execute("SELECT pg_export_snapshot()")
-        snapshot = cursor.fetchone()[0]
-        rows = _counts(
-            sorted(connection.introspection.table_names(cursor)), lambda query: _scalar(cursor, query)
-        )
-        options = ["--format=custom", "--no-owner", "--no-privileges", f"--snapshot={snapshot}"]
-        command = [_program("pg_dump"), *options, f"--file={target}", f"--dbname={conninfo}"]
-        _run(command, "pg_dump cannot read the database")
-    return target, rows
-
-
-def _postgres_restore(file: Path) -> None:
-    with connection.cursor() as cursor:
-        tables = connection.introspection.table_names(cursor)
-        for table in tables:
-            cursor.execute(f"DROP TABLE IF EXISTS {connection.ops.quote_name(table)} CASCADE")
-    connection.close()
-    with _conninfo() as conninfo:
-        options = [
-            "--no-owner",
-            "--no-privileges",
-            "--single-transaction",
-            "--exit-on-error",
-            "--clean",
-            "--if-exists",
-        ]
-        command = [_program("pg_restore"), *options, f"--dbname={conninfo}", str(file)]
-        _run(command, "pg_restore cannot write the database")
-
-
-@contextmanager
-def _conninfo() -> Iterator[str]:
-    """Connection string for libpq's programs. The password is in a file, because arguments are visible to all users."""
-    from psycopg.conninfo import make_conninfo
-
-    known = connection.settings_dict
-    facts = {"dbname": known["NAME"], "user": known["USER"], "host": known["HOST"], "port": known["PORT"]}
-    facts |= {name: value for name, value in known["OPTIONS"].items() if name.startswith("ssl")}
-    with tempfile.NamedTemporaryFile("w") as passfile:
-        password = str(known["PASSWORD"]).replace("\\", "\\\\").replace(":", "\\:")
-        passfile.write(f"*:*:*:*:{password}\n")
-        passfile.flush()
-        yield make_conninfo(**{k: v for k, v in facts.items() if v}, passfile=passfile.name)
-
-
-def _program(name: str) -> str:
-    """Path of a PostgreSQL program: on PATH, else Debian's newest. Raises BackupRefused."""
-    if found := shutil.which(name):
-        return found
-    known = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: path.parts[-3])
-    if not known:
-        raise BackupRefused(f"{name} was not found: install PostgreSQL's client programs (postgresql-client)")
-    return str(known[-1])
-
-
-def _run(command: list[str], fault: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        why = " ".join(done.stderr.split())[:500]
-        old = "; its programs must be as new as the server" if "version mismatch" in why else ""
-        raise BackupRefused(f"{fault}: {why or f'it ended with {done.returncode}'}{old}")

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
@@ -37,6 +37,10 @@ class Grant:
     scopes: frozenset[str]
     is_person: bool
     """Signed in, rather than an app with a key: a person rates as themselves alone."""
+    agent: str = ""
+    """The only agent that a publishable key rates."""
+    origin: str = ""
+    """The only site whose pages may send a publishable key, which is no secret. Empty: an ordinary key."""
 
 
 def grant_of(request: Request) -> Grant:
@@ -55,11 +59,18 @@ class HasScope(BasePermission):
         if not hasattr(view, "scopes"):
             return False
         scope = scope_of(view, request.method)
+        if origin := request.auth.origin:
+            if not getattr(view, "takes_publishable_keys", False):
+                self.message = "this is a publishable key: it only rates, at POST /api/feedback/{decision}"
+                return False
+            if request.headers.get("Origin", "").lower() != origin:
+                self.message = f"this publishable key works on pages of {origin} alone"
+                return False
         self.message = f"this needs the scope {scope}, and the caller has {_list(request.auth.scopes)}"
         return scope is None or scope in request.auth.scopes
 
 
-def scope_of(view: Any, method: str | None) -> str | None:
+def scope_of(view: object, method: str | None) -> str | None:
     """The scope a method of a view needs; None where the view has no such method (405 is its answer)."""
     scopes: dict[str, str] = getattr(view, "scopes", {})
     return scopes.get("GET" if method == "HEAD" else method or "")
@@ -88,12 +99,17 @@ class ScopeThrottle(SimpleRateThrottle):
         grant = request.auth
         if scope is None or not isinstance(grant, Grant):
             return True
-        limit, seconds = self.parse_rate(str(api_settings.DEFAULT_THROTTLE_RATES[scope]))
+        self._wait = self.count(scope, grant.ident)
+        return not self._wait
+
+    def count(self, rate: str, ident: str) -> int:
+        """Count a request of a caller under a rate. Returns the seconds to wait if it is one too many, else 0."""
+        limit, seconds = self.parse_rate(str(api_settings.DEFAULT_THROTTLE_RATES[rate]))
         assert limit is not None  # only a rate of None has none
         assert seconds is not None
         window, into = divmod(time.time(), seconds)
-        self._wait = math.ceil(seconds - into)
-        return self._count((scope, grant.ident, seconds), window) <= limit
+        is_over = self._count((rate, ident, seconds), window) > limit
+        return math.ceil(seconds - into) if is_over else 0
 
     def _count(self, key: tuple[str, str, int], window: float) -> int:
         with self._lock:

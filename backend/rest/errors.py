@@ -29,10 +29,10 @@ outage = OutageLog(logger)
 RETRY_S = 2
 """Seconds a client is asked to wait when the database cannot be reached."""
 
-API_PATHS = ("/api/", "/v1/")
+API_PATHS = ("/api/", "/v1/", "/mcp")
 """Addresses that answer JSON, whatever happens."""
 
-STATUSES = {"invalid": 400, "not_found": 404, "conflict": 409}
+STATUSES = {"invalid": 400, "not_found": 404, "conflict": 409, "pending": 503}
 """Codes of a service's refusal -> HTTP status."""
 
 
@@ -69,7 +69,7 @@ def not_found(message: str, field: str) -> RequestRefused:
     return RequestRefused(message, code="not_found", fields={field: "does not exist"})
 
 
-def error_body(code: str, message: str, fields: Mapping[str, str] | None = None) -> dict[str, Any]:
+def error_body(code: str, message: str, fields: Mapping[str, str] | None = None) -> dict[str, object]:
     shown = {_sendable(name): _sendable(fault) for name, fault in (fields or {}).items()}
     return {"error": {"code": code, "message": _sendable(message), "fields": shown}}
 
@@ -78,14 +78,14 @@ OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate
 """HTTP status -> the type of an error under /v1/; other refusals are invalid_request_error, faults server_error."""
 
 
-def openai_body(status: int, message: str, *, param: str = "", code: str = "") -> dict[str, Any]:
+def openai_body(status: int, message: str, *, param: str = "", code: str = "") -> dict[str, object]:
     """An error as OpenAI's clients read it: what every address under /v1/ answers."""
     kind = OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     error = {"message": _sendable(message), "type": kind, "param": param or None, "code": code or None}
     return {"error": error}
 
 
-def openai_answer(status: int, body: dict[str, Any]) -> dict[str, Any]:
+def openai_answer(status: int, body: dict[str, Any]) -> dict[str, object]:
     """An error body of ours as OpenAI's clients read it."""
     error = body["error"]
     return openai_body(status, error["message"], param=next(iter(error["fields"]), ""), code=error["code"])
@@ -96,7 +96,7 @@ def _sendable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def refusal_of(error: Exception) -> tuple[int, dict[str, Any]] | None:
+def refusal_of(error: Exception) -> tuple[int, dict[str, object]] | None:
     """Status and body of a service's refusal: an error with a code of STATUSES, and perhaps faults per field."""
     code, fields = getattr(error, "code", None), getattr(error, "fields", {})
     if not isinstance(error, ValueError) or code not in STATUSES:
@@ -107,25 +107,28 @@ def refusal_of(error: Exception) -> tuple[int, dict[str, Any]] | None:
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response:
     """Any exception of a view as an answer. What nobody expected is logged with its traceback, and answers 500."""
     if (refusal := refusal_of(error)) is not None:
-        return Response(refusal[1], status=refusal[0])
+        wait_s = getattr(error, "retry_after_s", None)
+        return Response(
+            refusal[1], status=refusal[0], headers=None if wait_s is None else {"Retry-After": str(wait_s)}
+        )
     if isinstance(error, exceptions.APIException):
-        return _api_exception(error)
+        return _api_exception(error, context.get("view"))
     for kind, status, code, message in EXPECTED_ERRORS:
         if isinstance(error, kind):
             return Response(error_body(code, message), status=status)
     request = context.get("request")
     where = f"{request.method} {request.path}" if request is not None else "a request"
-    if isinstance(error, OUTAGES):
-        response = Response(error_body("unavailable", UNREACHABLE), status=503)
-        _outage_log(where, error, response)
+    if away := what_is_away(error):
+        response = Response(error_body("unavailable", unreachable(away)), status=503)
+        _outage_log(where, away, error, response)
         return response
     logger.error("%s failed", where, exc_info=error)
     return Response(error_body("internal", INTERNAL), status=500)
 
 
-def _outage_log(where: str, error: BaseException, response: HttpResponse) -> None:
+def _outage_log(where: str, away: str, error: BaseException, response: HttpResponse) -> None:
     """Log an outage, once per interval, and have its answer say when to come again."""
-    outage.report(f"{where}: the database cannot be reached", error, logging.ERROR)
+    outage.report(f"{where}: {away} cannot be reached", error, logging.ERROR)
     response["Retry-After"] = str(RETRY_S)
     response._has_been_logged = True  # type: ignore[attr-defined]  # or Django adds a line for each of them
 
@@ -133,7 +136,19 @@ def _outage_log(where: str, error: BaseException, response: HttpResponse) -> Non
 OUTAGES = (OperationalError, InterfaceError)
 """A database that is away, too busy, or whose disk takes nothing."""
 
-UNREACHABLE = f"the database cannot be reached; send it again in {RETRY_S} s, with the same id"
+
+def what_is_away(error: BaseException | None) -> str:
+    """What an error says cannot be reached: the database, or Redis where it is the queue; empty for other errors."""
+    if isinstance(error, OUTAGES):
+        return "the database"
+    redis = sys.modules.get("redis.exceptions")  # imported by whoever uses it
+    return "the queue" if redis is not None and isinstance(error, redis.RedisError) else ""
+
+
+def unreachable(away: str) -> str:
+    return f"{away} cannot be reached; send it again in {RETRY_S} s, with the same id"
+
+
 INTERNAL = "internal error; it was logged with its cause. Sending the request again with the same id is safe"
 
 EXPECTED_ERRORS: tuple[tuple[type[Exception], int, str, str], ...] = (
@@ -157,7 +172,7 @@ CODES = {
 """DRF's codes -> ours, where they differ or are promised to clients."""
 
 
-def _api_exception(error: exceptions.APIException) -> Response:
+def _api_exception(error: exceptions.APIException, view: Any) -> Response:
     headers = {}
     if header := getattr(error, "auth_header", None):
         headers["WWW-Authenticate"] = header
@@ -169,7 +184,8 @@ def _api_exception(error: exceptions.APIException) -> Response:
     if isinstance(error, exceptions.NotAuthenticated):
         message = "expected an Authorization: Bearer <key> header, or a signed-in session; found neither"
     elif isinstance(error, exceptions.UnsupportedMediaType):
-        message = "expected a body of type application/json in UTF-8; set the Content-Type header to it"
+        wanted = view.parser_classes[0].media_type
+        message = f"expected a body of type {wanted} in UTF-8; set the Content-Type header to it"
     return Response(
         error_body(CODES.get(str(code), str(code)), message, getattr(error, "fields", None)),
         status=error.status_code,
@@ -193,7 +209,7 @@ def no_such_page(request: HttpRequest) -> HttpResponse:
     raise Http404
 
 
-def _json(request: HttpRequest, status: int, body: dict[str, Any]) -> HttpResponse:
+def _json(request: HttpRequest, status: int, body: dict[str, object]) -> HttpResponse:
     """An error in the shape of the address it was found at."""
     if request.path.startswith("/v1/"):
         body = openai_answer(status, body)
@@ -205,7 +221,7 @@ def _instead_of(
 ) -> Callable[..., HttpResponse]:
     """A root error handler: JSON under an API address, Django's page elsewhere."""
 
-    def handler(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def handler(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         if request.path.startswith(API_PATHS):
             return _json(request, status, error_body(code, message))
         return page(request, *args, **kwargs)
@@ -262,12 +278,15 @@ def handler500(request: HttpRequest) -> HttpResponse:
     The page for people is rendered without the request: who is signed in stands in the database too.
     """
     error = sys.exception()  # Django calls this where it caught the error
-    if not isinstance(error, OUTAGES):
+    away = what_is_away(error)
+    if not away or error is None:
         return _fault(request)
     if request.path.startswith(API_PATHS):
-        response = _json(request, 503, error_body("unavailable", UNREACHABLE))
+        response = _json(request, 503, error_body("unavailable", unreachable(away)))
     else:
-        response = HttpResponse(get_template("503.html").render({"retry_s": RETRY_S}), status=503)
+        response = HttpResponse(
+            get_template("503.html").render({"retry_s": RETRY_S, "away": away}), status=503
+        )
         response["Cache-Control"] = "no-store"
-    _outage_log(f"{request.method} {request.path}", error, response)
+    _outage_log(f"{request.method} {request.path}", away, error, response)
     return response

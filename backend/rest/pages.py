@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Generic, TypeVar
@@ -67,7 +67,7 @@ def keyset_page(
     order_names = [("-" if onward == "lt" else "") + name for name in names]
     if position is not None:
         rows = rows.filter(_position_condition(names, position, onward))
-    end: list[Any] | None = None
+    end: Sequence[object] | None = None
     if among is not None:
         if position is not None:
             among = among.filter(_position_condition(names, position, onward))
@@ -80,7 +80,7 @@ def keyset_page(
     has_more = len(fetched_rows) > size
     rows_shown = fetched_rows[:size][::-1] if backwards else fetched_rows[:size]
 
-    def place(row: M) -> list[Any]:
+    def place(row: M) -> list[object]:
         return [getattr(row, name) for name in names]
 
     # where the looking ended before the page was full, it goes on from there
@@ -95,9 +95,9 @@ def page_of(
     rows: QuerySet[M],
     request: Request,
     page: PageQuery,
-    shown: Callable[[M], dict[str, Any]],
+    shown: Callable[[M], Mapping[str, object]],
     among: QuerySet[M] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The answer of an endpoint that lists rows: {"next", "previous", "results"}, the first two an address or None."""
     found = keyset_page(rows, page.cursor, page.page_size, among=among)
 
@@ -113,14 +113,14 @@ def page_of(
     }
 
 
-def _encode(values: list[Any] | None, back: bool) -> str:
+def _encode(values: Sequence[object] | None, back: bool) -> str:
     if values is None:
         return ""
     text = json.dumps([int(back), *map(str, values)], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def _decode(model: type[Model], names: Sequence[str], text: str) -> tuple[bool, list[Any] | None]:
+def _decode(model: type[Model], names: Sequence[str], text: str) -> tuple[bool, list[object] | None]:
     """True if a cursor leads back, with the values it stands at; (False, None) without one."""
     if not text:
         return False, None
@@ -146,7 +146,7 @@ def _decode(model: type[Model], names: Sequence[str], text: str) -> tuple[bool, 
     return bool(back), position
 
 
-def _position_condition(names: Sequence[str], values: Sequence[Any], sense: str) -> Q:
+def _position_condition(names: Sequence[str], values: Sequence[object], sense: str) -> Q:
     """Rows past a position in the order of several fields; the first field's bound is what an index can use."""
     first = Q(**{f"{names[0]}__{sense}": values[0]})
     if len(names) == 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from typing import IO, Any, NoReturn, TypeVar
 
@@ -23,19 +22,28 @@ Q = TypeVar("Q", bound=Query)
 
 
 class StrictJSONParser(BaseParser):
-    """JSON as RFC 8259 has it: UTF-8, no NaN, no Infinity, at most DATA_UPLOAD_MAX_MEMORY_SIZE bytes."""
+    """JSON as RFC 8259 has it: UTF-8, no NaN, no Infinity, at most `most_bytes` of it."""
 
     media_type = "application/json"
+    most_bytes: int | None = None
+    """None: DATA_UPLOAD_MAX_MEMORY_SIZE."""
 
     def parse(
-        self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+        self,
+        stream: IO[Any],
+        media_type: str | None = None,
+        parser_context: Mapping[str, object] | None = None,
     ) -> Any:
-        limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        limit = self.most_bytes or settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         # one byte more than allowed tells: the rest is never read
         raw = stream.read(limit + 1)
         if len(raw) > limit:
             raise BodyTooLarge(f"expected a body of at most {limit:,} bytes; send it in several requests")
-        if (count := values_in(raw)) > limits.BODY_VALUES:
+        return self.read(raw)
+
+    def read(self, raw: bytes) -> Any:
+        """The value of a body that was read. Raises BodyTooLarge, ParseError."""
+        if (count := limits.values_in(raw, limits.BODY_VALUES)) > limits.BODY_VALUES:
             raise BodyTooLarge(
                 f"expected at most {limits.BODY_VALUES:,} values in a body, found {count:,}; send it in several "
                 "requests"
@@ -50,24 +58,6 @@ class StrictJSONParser(BaseParser):
             raise ParseError(f"expected JSON, found: {error}") from None
 
 
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""A JSON string; possessive, and one without an end reaches to the end of the text, so that matching is linear."""
-
-
-def values_in(raw: bytes) -> int:
-    """Members and elements of a JSON text, counted without parsing it: commas and opening brackets outside strings.
-
-    A parsed value takes up to a hundred bytes of memory however short its text is, so the bytes of a body alone bound
-    little. Below the limit the count may be that of commas and brackets within strings, too.
-    """
-    count = _separators(raw)
-    return count if count <= limits.BODY_VALUES else _separators(_STRING.sub(b"", raw))
-
-
-def _separators(raw: bytes) -> int:
-    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
-
-
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name}, which is not JSON")
 
@@ -79,11 +69,11 @@ class AlwaysJSON(BaseContentNegotiation):
         kind = (request.content_type or "").partition(";")[0].strip().lower()
         return next((parser for parser in parsers if parser.media_type == kind), None)
 
-    def select_renderer(self, request: Request, renderers: Any, format_suffix: str | None = None) -> Any:
+    def select_renderer(self, request: Request, renderers: Any, format_suffix: str | None = None) -> object:
         return renderers[0], renderers[0].media_type
 
 
-def fields_in(model: type[Sent], data: Any) -> dict[str, Any]:
+def fields_in(model: type[Sent], data: object) -> dict[str, Any]:
     """The fields of a request's JSON object, null ones left out, for a service that checks their values itself.
 
     Refuses (400) other types, unknown fields, missing ones.
@@ -100,7 +90,7 @@ def fields_in(model: type[Sent], data: Any) -> dict[str, Any]:
     return {name: value for name, value in data.items() if value is not None}
 
 
-def body_read(model: type[S], data: Any) -> S:
+def body_read(model: type[S], data: object) -> S:
     """A request's body. Refuses (400) it with every fault of every field."""
     if isinstance(data, dict):
         if (
@@ -112,7 +102,7 @@ def body_read(model: type[S], data: Any) -> S:
     return _validated(model, data)
 
 
-def _unknown_fields(data: dict[str, Any], known: Collection[str]) -> dict[str, str]:
+def _unknown_fields(data: Mapping[str, object], known: Collection[str]) -> dict[str, str]:
     unknown = [name for name in data if name not in known]
     faults = {str(name)[:80]: "unknown field" for name in unknown[: limits.FAULTS_NAMED]}
     if len(unknown) > limits.FAULTS_NAMED:
@@ -120,9 +110,13 @@ def _unknown_fields(data: dict[str, Any], known: Collection[str]) -> dict[str, s
     return faults
 
 
-def query_read(model: type[Q], request: Request) -> Q:
-    """A request's query. Refuses (400) it with every fault of every parameter; one sent twice would do nothing."""
-    values = {name: str(value) for name, value in request.query_params.items() if value != ""}
+def query_read(model: type[Q], request: Request, *, apart: Collection[str] = ()) -> Q:
+    """A request's query. Refuses (400) it with every fault of every parameter; one sent twice would do nothing.
+
+    apart: parameters that the endpoint reads itself.
+    """
+    sent = request.query_params.items()
+    values = {name: str(value) for name, value in sent if value != "" and name not in apart}
     repeated = {
         name[:80]: f"expected one value, found {len(found)}"
         for name, found in request.query_params.lists()
@@ -133,7 +127,7 @@ def query_read(model: type[Q], request: Request) -> Q:
     return _validated(model, values)
 
 
-def _validated(model: type[S], values: Any) -> S:
+def _validated(model: type[S], values: object) -> S:
     try:
         return model.model_validate(values)
     except ValidationError as error:

@@ -65,7 +65,7 @@ REFUSALS = {
     404: "Nothing is at this address",
     405: "Another method is expected; see Allow",
     409: "The id was used for another write",
-    413: "The body is larger than 10 MB",
+    413: "The body is larger than 10 MiB",
     415: "The body is not application/json in UTF-8",
     429: "Too many requests; see Retry-After",
     503: "The database cannot be reached; see Retry-After",
@@ -79,7 +79,7 @@ def of_path(name: str, schema: Schema, description: str) -> OpenApiParameter:
 class BodySchema(GenerateJsonSchema):
     """JSON schema of bodies, without titles. Null is as good as nothing in a request, an empty text in a query."""
 
-    def field_title_should_be_set(self, schema: Any) -> bool:
+    def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
     def field_is_required(self, field: Any, total: bool) -> bool:
@@ -153,10 +153,10 @@ class BodyExtension(OpenApiSerializerExtension):
     match_subclasses = True
     priority = 1  # before the extension of drf-spectacular, which describes every model as it is written
 
-    def get_name(self, auto_schema: Any, direction: Direction) -> str:
+    def get_name(self, auto_schema: object, direction: Direction) -> str:
         return str(self.target.__name__)
 
-    def get_identity(self, auto_schema: Any, direction: Direction) -> str:
+    def get_identity(self, auto_schema: object, direction: Direction) -> str:
         return str(self.target.__name__)
 
     def map_serializer(self, auto_schema: Any, direction: Direction) -> Schema:
@@ -221,4 +221,6 @@ class SchemaView(SpectacularAPIView):
 @require_safe
 def api_docs(request: HttpRequest) -> HttpResponse:
     """Swagger UI on /api/schema/, open to everyone as the schema is; who is signed in tries calls as themselves."""
-    return render(request, "api_docs.html")
+    server = request.build_absolute_uri("/").rstrip("/")
+    quick = {"server": server, "slug": "support-bot", "question": "Where is my parcel?"}
+    return render(request, "api_docs.html", quick)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.request import Request
@@ -21,7 +21,7 @@ class ApiView(APIView):
     scopes: ClassVar[dict[str, str]] = {}
     http_method_names = ["get", "post", "put", "patch", "delete", "head"]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         open_to_all = [
             m for m in WRITES_AND_READS if hasattr(cls, m.lower()) and cls.scopes.get(m) not in SCOPES
@@ -29,7 +29,7 @@ class ApiView(APIView):
         if open_to_all:
             raise TypeError(f"{cls.__name__} answers {', '.join(open_to_all)} and names no scope for it")
 
-    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+    def initial(self, request: Request, *args: object, **kwargs: object) -> None:
         # before anything is read: Django decodes the query with whatever codec a client names here
         charset = (request._request.content_params or {}).get("charset", "").lower()
         if charset not in CHARSETS:

@@ -27,13 +27,20 @@ class Serve:
         self.environment = os.environ | {"RATCHET_HOME": str(home)}
         subprocess.run(
             [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-            cwd=ROOT, env=self.environment, check=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=self.environment,
+            check=True,
+        )
         self.terminal, inner = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "manage.py", "serve", "--port", str(self.port)],
-            cwd=ROOT, env=self.environment, stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=self.environment,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            start_new_session=True,
+        )
         os.close(inner)
         self.output = ""
         threading.Thread(target=self._read, daemon=True).start()

@@ -21,8 +21,13 @@ def command_time(name: str, arguments: list[str], environment: dict[str, str]) -
     silence, before, line = 0.0, "(start)", "(start)"
     process = subprocess.Popen(
         [sys.executable, "manage.py", *arguments],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
+    )
     assert process.stdout is not None
     for text in itertools.chain(process.stdout, [""]):
         now = time.monotonic()
@@ -33,9 +38,13 @@ def command_time(name: str, arguments: list[str], environment: dict[str, str]) -
             sys.stderr.write(f"{now - began:7.1f}  {text.rstrip()[:150]}\n")
     code = process.wait()
     return {
-        "step": name, "seconds": round(time.monotonic() - began, 1), "silence_s": round(silence, 1),
-        "silent_after": before, "last": line, "code": code,
-    }  # fmt: skip
+        "step": name,
+        "seconds": round(time.monotonic() - began, 1),
+        "silence_s": round(silence, 1),
+        "silent_after": before,
+        "last": line,
+        "code": code,
+    }
 
 
 def shell(home: Path) -> list[dict[str, Any]]:

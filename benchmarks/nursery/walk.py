@@ -12,10 +12,10 @@ from playwright.sync_api import Locator, Page
 
 WIDTHS = {"wide": {"width": 1280, "height": 860}, "narrow": {"width": 390, "height": 844}}
 SCHEMES = ("light", "dark")
-CHROMIUM_ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+CHROMIUM_ARGUMENTS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
 
 
 class Walk:

@@ -9,12 +9,23 @@ from random import Random
 TEAMS = ("billing", "delivery", "returns", "technical")
 
 PROBLEMS = {
-    "billing": ("you charged my card twice", "the invoice shows the wrong VAT", "my voucher was not deducted"),
-    "delivery": ("the parcel has not arrived", "tracking stopped three days ago", "it went to my old address"),
-    "returns": ("it does not fit, I want to send it back", "where do I print the return label",
-                "the lamp came broken and I want another"),
+    "billing": (
+        "you charged my card twice",
+        "the invoice shows the wrong VAT",
+        "my voucher was not deducted",
+    ),
+    "delivery": (
+        "the parcel has not arrived",
+        "tracking stopped three days ago",
+        "it went to my old address",
+    ),
+    "returns": (
+        "it does not fit, I want to send it back",
+        "where do I print the return label",
+        "the lamp came broken and I want another",
+    ),
     "technical": ("the app crashes at checkout", "I cannot log in any more", "the reset mail never comes"),
-}  # fmt: skip
+}
 OPENINGS = ("Hello,", "Hi,", "Good morning,", "Urgent:", "Second mail about this:")
 THINGS = ("the blue lamp", "a standing desk", "two chairs", "the reading light", "a shelf")
 

@@ -108,10 +108,13 @@ def answer(question: str, planner: Planner, collector: TraceCollector, *, policy
                 break
             trace.reasoning(f"look up: {', '.join(call.name for call in step.calls)}")
             calls = [
-                {"id": call.id, "type": "function",
-                 "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                }
                 for call in step.calls
-            ]  # fmt: skip
+            ]
             messages.append({"role": "assistant", "content": None, "tool_calls": calls})
             for call in step.calls:
                 outcome = tool_run(call, trace)

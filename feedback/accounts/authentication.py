@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 from django.contrib.auth.models import AnonymousUser
 from django.db import IntegrityError, transaction
@@ -24,7 +24,7 @@ from backend.rest.access import RATE_AS, Grant
 from feedback.accounts.roles import user_scopes
 from feedback.cache import TTLCache
 from feedback.models import ApiKey
-from feedback.storage.fields import SaidText
+from feedback.storage.fields import SaidText, Slug
 from feedback.storage.validation import Check, FeedbackRefused
 
 PREFIX = "rk_"
@@ -46,18 +46,41 @@ class KeyRefused(FeedbackRefused):
     """The key cannot be created or found."""
 
 
-def key_create(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
+ORIGIN = re.compile(r"https?://[a-z0-9.-]+(?::\d{1,5})?|https?://\[[0-9a-f:.]+\](?::\d{1,5})?")
+
+
+def key_budget(name: str, usd: float | None) -> ApiKey:
+    """Set what providers may take a month for a key's requests, in US dollars; None: no limit. Raises KeyRefused."""
+    if usd is not None and not 0 <= usd < float("inf"):
+        fault = f"expected at least 0 US dollars, found {usd}"
+        raise KeyRefused(f"budget: {fault}", {"budget": fault})
+    if not ApiKey.objects.filter(name=name).update(budget_usd=usd, budget_noticed_at=None):
+        raise KeyRefused(f"there is no key {name!r}", {"name": "does not exist"})
+    return ApiKey.objects.get(name=name)
+
+
+def key_create(name: str, scopes: Iterable[str], *, agent: str = "", origin: str = "") -> tuple[ApiKey, str]:
     """Create a key; returns its row and the key, which is not stored and cannot be shown again.
 
-    name: unique, at most 100 characters. scopes: one or more of ApiKey.SCOPES. Raises KeyRefused.
+    name: unique, at most 100 characters. scopes: one or more of ApiKey.SCOPES. agent, origin: of a publishable key,
+    which has the scope rate alone. Raises KeyRefused.
     """
     check = Check()
+    origin = origin.lower().rstrip("/")
+    if bool(agent) != bool(origin):
+        check.fields["origin" if agent else "agent"] = "a publishable key needs both an agent and an origin"
+    if agent:
+        check.value("agent", Slug, agent)
+    if origin and not ORIGIN.fullmatch(origin):
+        check.fields["origin"] = f"expected a site such as https://shop.example, found {origin!r:.80}"
     check.value("name", KeyName, name)
     distinct_scopes = list(dict.fromkeys(scopes))
     unknown = [scope for scope in distinct_scopes if scope not in ApiKey.SCOPES]
     if unknown or not distinct_scopes:
         found = ", ".join(map(str, unknown)) or "none"
         check.fields["scopes"] = f"expected one or more of {', '.join(ApiKey.SCOPES)}; found {found}"
+    elif origin and distinct_scopes != ["rate"]:
+        check.fields["scopes"] = "a publishable key stands in public pages, and may have the scope rate alone"
     elif RATE_AS in distinct_scopes and "rate" not in distinct_scopes:
         check.fields["scopes"] = "rate_as (naming the rater) also needs the scope rate"
     if check.fields:
@@ -69,7 +92,12 @@ def key_create(name: str, scopes: Iterable[str]) -> tuple[ApiKey, str]:
     try:
         with transaction.atomic():
             row = ApiKey.objects.create(
-                name=name, prefix=secret[:PREFIX_LENGTH], key_hash=_hash(secret), scopes=ordered
+                name=name,
+                prefix=secret[:PREFIX_LENGTH],
+                key_hash=_hash(secret),
+                scopes=ordered,
+                agent=agent,
+                origin=origin,
             )
     except IntegrityError:
         raise KeyRefused(
@@ -130,7 +158,7 @@ class KeyHolder(AnonymousUser):
 class KeyAuthentication(BaseAuthentication):
     """`Authorization: Bearer <key>`, or `X-Api-Key: <key>` as Anthropic's clients send it."""
 
-    def authenticate(self, request: Request) -> tuple[Any, Grant] | None:
+    def authenticate(self, request: Request) -> tuple[object, Grant] | None:
         scheme, _, secret = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
         if scheme.lower() != "bearer":
             secret = request.META.get("HTTP_X_API_KEY", "")
@@ -141,7 +169,9 @@ class KeyAuthentication(BaseAuthentication):
             raise AuthenticationFailed(
                 f"this key is unknown or revoked; make one with `{PROGRAM} api_key create`"
             )
-        return KeyHolder(), Grant(key.name, f"key:{key.pk}", frozenset(key.scopes), is_person=False)
+        scopes = frozenset(key.scopes)
+        grant = Grant(key.name, key.ident, scopes, is_person=False, agent=key.agent, origin=key.origin)
+        return KeyHolder(), grant
 
     def authenticate_header(self, request: Request) -> str:
         return "Bearer"
@@ -150,7 +180,7 @@ class KeyAuthentication(BaseAuthentication):
 class RoleAuthentication(SessionAuthentication):
     """A person's session; writes need the CSRF token."""
 
-    def authenticate(self, request: Request) -> tuple[Any, Grant] | None:
+    def authenticate(self, request: Request) -> tuple[object, Grant] | None:
         found = super().authenticate(request)
         if found is None:
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.models import AnonymousUser, Group, User
@@ -43,7 +42,7 @@ def role_give(user: User, role: str) -> None:
         user.save(update_fields=["is_staff"])
 
 
-def user_scopes(user: User | AnonymousUser | Any) -> frozenset[str]:
+def user_scopes(user: User | AnonymousUser) -> frozenset[str]:
     """REST scopes of a signed-in person; none for an inactive account."""
     return frozenset(
         scope
@@ -52,7 +51,7 @@ def user_scopes(user: User | AnonymousUser | Any) -> frozenset[str]:
     )
 
 
-def landing_page(user: User | AnonymousUser | Any) -> str:
+def landing_page(user: User | AnonymousUser) -> str:
     """URL name of the first page after sign-in: the queue for raters, the start page for others."""
     scopes = user_scopes(user)
     return "rate" if "rate" in scopes and "read" not in scopes else "home"

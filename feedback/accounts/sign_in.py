@@ -1,4 +1,4 @@
-"""Sign-in by one-time link, and the lockout after failed sign-ins.
+"""Sign-in by password and by one-time link, its pages, and the lockout after failed sign-ins.
 
 The `login_link` command creates links for people without a password. django-axes counts failures of accounts and of
 addresses in the database. Django's `authenticate` reports passwords to it, the functions here report links. An account
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,22 +19,27 @@ from axes.handlers.database import AxesDatabaseHandler
 from axes.handlers.proxy import AxesProxyHandler
 from axes.models import AccessAttempt
 from django.conf import settings
-from django.contrib.auth import get_user_model
-from django.contrib.auth.models import User
+from django.contrib.auth import get_user_model, login
+from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.models import AnonymousUser, User
 from django.contrib.auth.signals import user_login_failed
 from django.contrib.auth.tokens import PasswordResetTokenGenerator
 from django.contrib.auth.validators import UnicodeUsernameValidator
+from django.contrib.auth.views import LoginView
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import Sum
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_decode, urlsafe_base64_encode
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_variables
+from django.views.decorators.http import require_http_methods
 
-from feedback.accounts.roles import ADMIN, RATER, role_give
+from feedback.accounts.roles import ADMIN, RATER, ROLES, landing_page, role_give
 
 
 class PeopleRefused(ValueError):
@@ -102,6 +108,22 @@ def signin_link(username: str, base_url: str) -> SigninLink:
     )
 
 
+def signin_invite(inviter: User | AnonymousUser, username: str, role: str, base_url: str) -> SigninLink:
+    """A sign-in link for a person, who is added with this role if missing. Raises PeopleRefused.
+
+    Only a superuser makes one for a superuser: whoever opens the link has that person's rights.
+    """
+    known = User.objects.filter(username=username).first()
+    if known is None and role not in ROLES:
+        raise PeopleRefused(f"expected a role of {', '.join(ROLES)}, found {role!r:.40}")
+    if known is not None and known.is_superuser and not inviter.is_superuser:
+        raise PeopleRefused(f"{username} is a superuser: only another superuser may make a link for them")
+    link = signin_link(username, base_url)
+    if link.created:
+        role_give(User.objects.get(username=username), role)
+    return link
+
+
 def _person(username: str) -> tuple[User, bool]:
     try:
         UnicodeUsernameValidator()(username)
@@ -153,7 +175,7 @@ LINKS = "/accounts/link/"
 class BrakeHandler(AxesDatabaseHandler):
     """Separate limits for an account and an address, because an office shares one address."""
 
-    def get_failures(self, request: HttpRequest, credentials: dict[str, Any] | None = None) -> int:
+    def get_failures(self, request: HttpRequest, credentials: Mapping[str, object] | None = None) -> int:
         of_account, of_address = (
             attempts.aggregate(sum=Sum("failures_since_start"))["sum"] or 0
             for attempts in self.get_user_attempts(request, credentials)
@@ -163,7 +185,7 @@ class BrakeHandler(AxesDatabaseHandler):
         return max(of_account, math.floor(share * settings.AXES_FAILURE_LIMIT))
 
 
-def refused_response(request: HttpRequest, response: HttpResponse, credentials: Any) -> HttpResponse:
+def refused_response(request: HttpRequest, response: HttpResponse, credentials: object) -> HttpResponse:
     """The 429 page of a lockout, the same for existing and unknown accounts."""
     wait_s = int(settings.AXES_COOLOFF_TIME.total_seconds())
     page = render(request, "braked.html", {"minutes": max(1, round(wait_s / 60))}, status=429)
@@ -201,3 +223,59 @@ def _link_account(uid: str) -> str:
 
 def _account_of(pk: int) -> str:
     return f"link {pk}"
+
+
+# --- Sign-in pages: by password and by one-time link, and the page that makes such links ---
+
+INVITE = ["auth.add_user", "auth.change_user"]
+
+
+class SignIn(LoginView):
+    """Signs in, then opens the requested page or the landing page of the person's role."""
+
+    template_name = "login.html"
+    redirect_authenticated_user = True
+    extra_context = {"oidc": settings.OIDC_NAME}
+
+    def get_default_redirect_url(self) -> str:
+        return reverse(landing_page(self.request.user))
+
+    def get_redirect_url(self, *args: Any, **kwargs: Any) -> str:
+        """The requested page; the start page does not count as one, because browsers open it first."""
+        address = str(super().get_redirect_url(*args, **kwargs))
+        return "" if address == reverse("home") else address
+
+
+@never_cache
+@sensitive_variables("token")
+@require_http_methods(["GET", "HEAD", "POST"])
+def link_signin(request: HttpRequest, uid: str, token: str) -> HttpResponse:
+    """Sign in by a one-time link. GET only shows a button, because mail programs and chats open links for previews."""
+    if not link_allowed(request, uid):
+        return HttpResponse(status=429)  # The axes middleware renders the page.
+    user = signin_link_redeem(uid, token) if request.method == "POST" else signin_link_check(uid, token)
+    if user is None:
+        link_failed(request, uid)
+        return render(request, "link.html", {"person": None}, status=410)
+    if request.method == "POST":
+        login(request, user, backend="django.contrib.auth.backends.ModelBackend")
+        return redirect(landing_page(user))
+    return render(request, "link.html", {"person": user})
+
+
+@never_cache
+@login_required
+@permission_required(INVITE, raise_exception=True)
+@require_http_methods(["GET", "HEAD", "POST"])
+def people(request: HttpRequest) -> HttpResponse:
+    """Everybody who may sign in. POST makes a sign-in link and shows it once: `name`, with `role` for somebody new."""
+    link, fault = None, ""
+    if request.method == "POST":
+        name, role = request.POST.get("name", "").strip(), request.POST.get("role", "")
+        try:
+            link = signin_invite(request.user, name, role, request.build_absolute_uri("/").rstrip("/"))
+        except PeopleRefused as refusal:
+            fault = f"{str(refusal)[:1].upper()}{str(refusal)[1:]}."
+    everybody = User.objects.filter(is_active=True).prefetch_related("groups").order_by("username")
+    context = {"link": link, "fault": fault, "everybody": everybody, "roles": ROLES}
+    return render(request, "feedback/people.html", context, status=400 if fault else 200)

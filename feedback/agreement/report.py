@@ -1,12 +1,10 @@
-"""How far an agent's raters agree on each question, and one label per decision from several ratings."""
+"""How far an agent's raters agree on each question."""
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,15 +15,12 @@ from feedback.agreement.statistics import (
     Ints,
     Metric,
     cohen_kappa,
-    dawid_skene,
     kappa_of_scores,
     krippendorff_alpha,
     rated_by_both,
 )
-from feedback.models import Aggregation, Preference, RaterKind, Thumb
+from feedback.models import Preference, RaterKind, Thumb
 from feedback.selectors import CHUNK, comparisons_standing, ratings_standing
-from feedback.storage.facts import rating_share
-from feedback.storage.sampling import agent_settings
 
 LOW_ALPHA = 0.4
 """Raters below this alpha are flagged: less than moderate agreement (Landis & Koch, Biometrics 33 (1977) 159-174)."""
@@ -33,14 +28,6 @@ ENOUGH = 20
 """Fewest ratings shared with others before a rater's figures are shown."""
 MAX_PAIRS = 200
 """Most pairs of raters in a report; those with most shared decisions come first."""
-STRENGTH = 2.0
-"""Dawid-Skene: pseudo-ratings of the average rater added to each rater's own.
-
-In simulations of 300 decisions and 30 raters, a quarter of them guessing, 86 % of labels were right with it, 85 %
-without it, and 82 % by majority (docs/agreement.md)."""
-TOLERANCE = 1e-3
-"""Dawid-Skene stops when no probability changes by more; a smaller value takes many times longer."""
-NEUTRAL = 0.5
 
 
 class AgreementQuestion(NamedTuple):
@@ -75,8 +62,6 @@ class RaterAgreement:
     """Mean share of the others with the same answer, 0 to 1; None for scores and without shared ratings."""
     alpha: float | None
     """Krippendorff's alpha of this rater with the others. Their mean, weighted by `shared`, is the question's alpha."""
-    reliability: float | None
-    """Probability of being right (Dawid-Skene); None for stars and scores, where a near answer is not wrong."""
     low: bool
     """True if alpha is below LOW_ALPHA with ENOUGH shared ratings. The rater still counts."""
 
@@ -118,17 +103,12 @@ class AgreementReport:
 
     agent: str
     rater_kind: str
-    aggregation: str
-    """How several ratings become one label: majority or dawid_skene."""
     questions: list[QuestionAgreement]
     """Questions with answers, in the order of QUESTIONS."""
 
     @property
     def simulated(self) -> bool:
         return self.rater_kind == RaterKind.SIMULATED
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "low_alpha": LOW_ALPHA, "enough": ENOUGH}
 
 
 @dataclass
@@ -148,10 +128,13 @@ class _AnswerColumns:
         return units, np.asarray(self.raters, dtype=np.int64), np.asarray(self.values, dtype=np.float64)
 
 
-class _Numbers(dict[Any, int]):
+K = TypeVar("K")
+
+
+class _Numbers(dict[K, int]):
     """Numbers keys from 0 in order of first use."""
 
-    def __missing__(self, key: Any) -> int:
+    def __missing__(self, key: K) -> int:
         self[key] = number = len(self)
         return number
 
@@ -170,7 +153,6 @@ def agreement_report(agent: str, rater_kind: str | None = None) -> AgreementRepo
     return AgreementReport(
         agent=agent,
         rater_kind=kind,
-        aggregation=agent_settings(agent).aggregation,
         questions=[
             _question(question, answers[kind, question.name], raters)
             for question in QUESTIONS
@@ -185,7 +167,8 @@ _OTHER_SIDE = {Preference.LEFT.value: Preference.RIGHT.value, Preference.RIGHT.v
 def _answers(agent: str) -> tuple[dict[tuple[str, str], _AnswerColumns], list[str]]:
     """({(rater kind, question): answers}, names of the raters by number)."""
     columns: defaultdict[tuple[str, str], _AnswerColumns] = defaultdict(_AnswerColumns)
-    raters, units = _Numbers(), _Numbers()
+    raters: _Numbers[str] = _Numbers()
+    units: _Numbers[object] = _Numbers()
     rated = (
         ratings_standing(agent)
         .order_by()
@@ -256,12 +239,6 @@ def _raters(
     total, shared = np.bincount(rater), np.bincount(rater[size > 1], minlength=int(rater.max()) + 1)
     disagreement = _mean_by(rater, alpha.disagreement)
     same_share = _mean_by(rater, _same_share(unit, value, size)) if question.answers else None
-    right = None
-    if question.metric == "nominal" and size.max() > 1:
-        right = dawid_skene(
-            unit, rater, value.astype(np.int64), len(question.answers), strength=STRENGTH, tolerance=TOLERANCE
-        )
-    reliability = None if right is None else right.reliability()
     rows = []
     for number in np.flatnonzero(total).tolist():
         own = None if np.isnan(disagreement[number]) else 1 - float(disagreement[number])
@@ -272,7 +249,6 @@ def _raters(
                 shared=int(shared[number]),
                 agreement=None if same_share is None or not shared[number] else float(same_share[number]),
                 alpha=own,
-                reliability=None if reliability is None else float(reliability[number]),
                 low=own is not None and own < LOW_ALPHA and int(shared[number]) >= ENOUGH,
             )
         )
@@ -310,85 +286,3 @@ def _pairs(
             kappa = cohen_kappa(table, "quadratic" if question.metric == "ordinal" else None)
         pairs.append(PairAgreement(names[one], names[other], len(x), agreement, kappa))
     return pairs, max(len(both) - MAX_PAIRS, 0)
-
-
-# --- Labels -------------------------------------------------------------------------------------------------
-
-
-class LabelAggregated(NamedTuple):
-    """One decision's label from all its ratings."""
-
-    decision: uuid.UUID
-    value: float
-    """1 good, 0 bad, 0.5 a tie."""
-    confidence: float
-    """0.5 to 1: share of raters with this label (majority), or its probability (Dawid-Skene)."""
-    raters: int
-    simulated: bool
-    """True if only simulated raters rated it."""
-
-    @property
-    def probability_good(self) -> float:
-        if self.value == NEUTRAL:
-            return NEUTRAL
-        return self.confidence if self.value > NEUTRAL else 1 - self.confidence
-
-
-def verdict(thumb: str, stars: int | None, score: float | None) -> float | None:
-    """Good (1), bad (0) or neither (0.5) by a rating's score, else stars, else thumb; None without any of them."""
-    share = rating_share(thumb, stars, score)
-    return share if share in (None, NEUTRAL) else float(share > NEUTRAL)
-
-
-def labels_aggregated(agent: str, aggregation: str | None = None) -> Iterator[LabelAggregated]:
-    """One label per decision with a verdict, by the agent's aggregation setting or the given one.
-
-    Simulated ratings count only on decisions without human ratings. Neutral ratings do not vote; a decision with only
-    neutral ratings is 0.5. Memory: three numbers per rating. Raises ValueError for an unknown aggregation.
-    """
-    method = aggregation or agent_settings(agent).aggregation
-    if method not in Aggregation.values:
-        raise ValueError(f"expected an aggregation of {' or '.join(Aggregation.values)}, found {method!r}")
-    decisions, raters, answers = _Numbers(), _Numbers(), _AnswerColumns()
-    by_person: list[bool] = []
-    rated = (
-        ratings_standing(agent)
-        .order_by()
-        .values_list("decision_id", "rater", "rater_kind", "thumb", "stars", "score")
-    )
-    for decision, rater, kind, thumb, stars, score in rated.iterator(chunk_size=CHUNK):
-        rating_value = verdict(thumb, stars, score)
-        if rating_value is not None:
-            answers.add(decisions[decision], raters[kind, rater], rating_value)
-            by_person.append(kind == RaterKind.HUMAN)
-    if not answers.units:
-        return
-    unit, rater_of, value = answers.columns()
-    person = np.asarray(by_person)
-    rated_by_person = np.bincount(unit[person], minlength=len(decisions)) > 0
-    counts = person | ~rated_by_person[unit]
-    unit, rater_of, value = unit[counts], rater_of[counts], value[counts]
-    good = _share_good(unit, rater_of, value, len(decisions), method)
-    many = np.bincount(unit, minlength=len(decisions))
-    for decision, number in decisions.items():
-        share = float(good[number])
-        side = NEUTRAL if abs(share - NEUTRAL) < 1e-9 else float(share > NEUTRAL)
-        yield LabelAggregated(
-            decision, side, max(share, 1 - share), int(many[number]), not bool(rated_by_person[number])
-        )
-
-
-def _share_good(unit: Ints, rater: Ints, value: Floats, decisions: int, method: str) -> Floats:
-    """(decisions,): share of votes for good, or its probability (Dawid-Skene); 0.5 without votes."""
-    sided = value != NEUTRAL
-    unit, rater, label = unit[sided], rater[sided], value[sided].astype(np.int64)
-    votes = np.bincount(unit, minlength=decisions)
-    good = np.full(decisions, NEUTRAL)
-    if method == Aggregation.DAWID_SKENE and unit.size:
-        found, number = np.unique(unit, return_inverse=True)
-        good[found] = dawid_skene(number, rater, label, 2, strength=STRENGTH, tolerance=TOLERANCE).posterior[
-            :, 1
-        ]
-    else:
-        np.divide(np.bincount(unit, label, minlength=decisions), votes, out=good, where=votes > 0)
-    return good

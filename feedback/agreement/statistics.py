@@ -1,4 +1,4 @@
-"""Statistics of agreement among raters: Krippendorff's alpha, Cohen's kappa, Dawid-Skene. numpy only."""
+"""Statistics of agreement among raters: Krippendorff's alpha, Cohen's kappa. numpy only."""
 
 from __future__ import annotations
 
@@ -253,78 +253,3 @@ def rated_by_both(units: Ints, raters: Ints, values: Floats) -> Iterator[tuple[i
     for piece in np.split(np.arange(len(left)), changes):
         i, j = left[piece], right[piece]
         yield int(rater[i[0]]), int(rater[j[0]]), value[i], value[j]
-
-
-# --- Consensus ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DawidSkene:
-    """Estimated true classes and each rater's confusion matrix."""
-
-    posterior: Floats
-    """(units, classes) probability of each class."""
-    prevalence: Floats
-    """(classes,) share of units of each true class."""
-    confusion: Floats
-    """(raters, true class, answered class) probability."""
-    converged: bool
-
-    def reliability(self) -> Floats:
-        """(raters,) probability of a right answer, weighted by prevalence."""
-        return np.asarray(np.einsum("k,rkk->r", self.prevalence, self.confusion))
-
-
-def dawid_skene(
-    units: Ints,
-    raters: Ints,
-    classes: Ints,
-    n_classes: int,
-    *,
-    strength: float = 0.0,
-    tolerance: float = 1e-6,
-    max_iterations: int = 500,
-) -> DawidSkene:
-    """True classes and raters' confusion matrices by expectation maximisation, started from shares of votes.
-
-    Args:
-        units, raters, classes: (n,) numbers from 0, one rating each.
-        strength: Pseudo-ratings of the average rater added to each rater's own; 0 is maximum likelihood, as published.
-            It keeps a rater with three ratings from looking perfect.
-        tolerance: Stop when no class probability changes by more.
-
-    Source: Dawid & Skene, Appl. Statist. 28 (1979) 20-28, equations 2.3-2.5 and 3.1.
-    """
-    if not units.size:
-        raise ValueError("expected at least one rating, found none")
-    n_units, n_raters = int(units.max()) + 1, int(raters.max()) + 1
-    votes = np.bincount(units * n_classes + classes, minlength=n_units * n_classes).reshape(n_units, -1)
-    posterior = votes / np.maximum(votes.sum(axis=1, keepdims=True), 1)
-    cell = raters * n_classes + classes
-    for _ in range(max_iterations):
-        prevalence = posterior.mean(axis=0)
-        heard = (
-            np.bincount(cell, posterior[units, k], minlength=n_raters * n_classes) for k in range(n_classes)
-        )
-        # (raters, true class, class said)
-        count_matrices = np.stack([counts.reshape(n_raters, n_classes) for counts in heard], axis=1)
-        confusion = _shares(count_matrices + strength * _shares(count_matrices.sum(axis=0, keepdims=True)))
-        with np.errstate(divide="ignore"):
-            likely, given = np.log(confusion), np.log(prevalence)
-        given_all = (
-            np.bincount(units, likely[raters, k, classes], minlength=n_units) for k in range(n_classes)
-        )
-        evidence = given + np.stack(list(given_all), axis=1)
-        evidence = np.exp(evidence - evidence.max(axis=1, keepdims=True))
-        after = evidence / evidence.sum(axis=1, keepdims=True)
-        change = float(np.abs(after - posterior).max())
-        posterior = after
-        if change < tolerance:
-            return DawidSkene(posterior, prevalence, confusion, True)
-    return DawidSkene(posterior, prevalence, confusion, False)
-
-
-def _shares(counts: Floats) -> Floats:
-    """Normalise the last axis; a row of zeros becomes uniform."""
-    total = counts.sum(axis=-1, keepdims=True)
-    return np.where(total > 0, counts / np.where(total > 0, total, 1), 1 / counts.shape[-1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -45,7 +44,7 @@ def agreement(request: HttpRequest) -> HttpResponse:
     return render(request, "feedback/agreement.html", context)
 
 
-def _question(found: QuestionAgreement) -> dict[str, Any]:
+def _question(found: QuestionAgreement) -> dict[str, object]:
     return {
         "found": found,
         "ratings": f"{found.ratings:,}",
@@ -63,7 +62,7 @@ def _question(found: QuestionAgreement) -> dict[str, Any]:
     }
 
 
-def _rater(rater: RaterAgreement) -> dict[str, Any]:
+def _rater(rater: RaterAgreement) -> dict[str, object]:
     return {
         "name": rater.rater,
         "ratings": f"{rater.ratings:,}",
@@ -71,13 +70,12 @@ def _rater(rater: RaterAgreement) -> dict[str, Any]:
         "agreement": _percent(rater.agreement),
         "alpha": _coefficient(rater.alpha),
         "bar": _bar(rater.alpha),
-        "reliability": _percent(rater.reliability),
         "low": rater.low,
         "few": rater.shared < ENOUGH,
     }
 
 
-def _pair(pair: PairAgreement) -> dict[str, Any]:
+def _pair(pair: PairAgreement) -> dict[str, object]:
     return {
         "first": pair.first,
         "second": pair.second,

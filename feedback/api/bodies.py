@@ -14,21 +14,42 @@ from backend.rest.schema import ErrorDetails, of_path
 from feedback.models import SLUG_PATTERN
 from feedback.recording.ingest import MAX_BULK
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, RATING_CONTENT, TRACE
-from feedback.storage.fields import MaybeTime, Name, Notes, Response, SaidText, SentId, Share, Uuid
+from feedback.storage.fields import Json, MaybeTime, Name, Notes, Response, SaidText, SentId, Share, Uuid
 
 SLUG = {"type": "string", "pattern": SLUG_PATTERN}
 OF_AGENT = of_path("agent", SLUG, "Whose")
-_SENT_ID: Any = (SentId | None, None)
+_SENT_ID: object = (SentId | None, None)
 _OF = {name: (uuid.UUID, Field(validation_alias=f"{name}_id")) for name in ("decision", "left", "right")}
-_WRITTEN: dict[str, Any] = {
+_WRITTEN: dict[str, object] = {
     "supersedes": (uuid.UUID | None, Field(validation_alias="supersedes_id")),
     "created_at": (Time, ...),
 }
-_ID: dict[str, Any] = {"id": (uuid.UUID, ...)}
+_ID: dict[str, object] = {"id": (uuid.UUID, ...)}
 _LEFT_OUT = "false: left out by the agent's collection_rate, for good"
 Stored = Annotated[bool, Field(description=_LEFT_OUT)]
 
-DecisionSent = DECISION.sent("DecisionSent", id=_SENT_ID, created_at=(MaybeTime, None))
+
+def _one_of_two(schema: dict[str, Any]) -> None:
+    """Either name of the prompt is required, and one alone."""
+    schema["required"] = [name for name in schema["required"] if name != "messages"]
+    schema["oneOf"] = [{"required": ["messages"]}, {"required": ["prompt"]}]
+
+
+class DecisionSent(
+    DECISION.sent(  # type: ignore[misc]
+        "DecisionSent",
+        id=_SENT_ID,
+        created_at=(MaybeTime, None),
+        prompt=(Json, Field(None, description="`messages`, under the name that files have")),
+        thumb=(
+            Literal["up", "down"] | None,
+            Field(None, description="A rating by the caller, who needs the scope `rate`"),
+        ),
+    )
+):
+    model_config = ConfigDict(json_schema_extra=_one_of_two)
+
+
 DecisionFound = DECISION.answer(
     "DecisionFound",
     _ID,
@@ -51,6 +72,8 @@ RatingSent.__doc__ = (
     f"At least one of {', '.join(RATING_CONTENT[:-1])} and {RATING_CONTENT[-1]}. A later rating of the same rater on "
     "the same decision supersedes the earlier one, which stays on record."
 )
+TokenRatingSent = RATING.sent("TokenRatingSent", without=("rater", "rater_kind"), id=_SENT_ID)
+TokenRatingSent.__doc__ = f"At least one of {', '.join(RATING_CONTENT[:-1])} and {RATING_CONTENT[-1]}."
 Rating = RATING.answer("Rating", {**_ID, "decision": _OF["decision"]}, _WRITTEN)
 OutcomeSent = OUTCOME.sent("OutcomeSent", id=_SENT_ID)
 Outcome = OUTCOME.answer(
@@ -61,7 +84,14 @@ Comparison = COMPARISON.answer("Comparison", {**_ID, "left": _OF["left"], "right
 TraceSent = TRACE.sent("TraceSent", id=_SENT_ID)
 
 
-class DecisionStored(DecisionFound):  # type: ignore[misc, valid-type]
+class FeedbackLinks(Answer):
+    feedback_token: str
+    """Lets its holder rate this decision at POST /api/feedback/{token}, and nothing else."""
+    feedback_url: str
+    """Page with a form for the same."""
+
+
+class DecisionStored(FeedbackLinks, DecisionFound):  # type: ignore[misc, valid-type]
     stored: Stored
 
 
@@ -95,7 +125,7 @@ class DecisionsAnswer(Answer):
     """One per decision, in the order they were sent."""
 
 
-class DecisionsSent(RootModel[DecisionSent | Annotated[list[Any], Field(min_length=1, max_length=MAX_BULK)]]):  # type: ignore[valid-type]
+class DecisionsSent(RootModel[DecisionSent | Annotated[list[Any], Field(min_length=1, max_length=MAX_BULK)]]):
     """A decision, or a list of them. Each is answered on its own."""
 
 
@@ -138,7 +168,7 @@ class KeyScheme(OpenApiAuthenticationExtension):
     target_class = "feedback.accounts.authentication.KeyAuthentication"
     name = "key"
 
-    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+    def get_security_definition(self, auto_schema: object) -> dict[str, object]:
         return {
             "type": "http",
             "scheme": "bearer",
@@ -146,11 +176,24 @@ class KeyScheme(OpenApiAuthenticationExtension):
         }
 
 
+class TokenScheme(OpenApiAuthenticationExtension):
+    """The token in the address is all there is: no header is needed beside it."""
+
+    target_class = "feedback.accounts.feedback_tokens.TokenAuthentication"
+    name: str | list[str] = []
+
+    def get_security_definition(self, auto_schema: object) -> list[dict[str, object]]:
+        return []
+
+    def get_security_requirement(self, auto_schema: object) -> dict[str, list[object]]:
+        return {}
+
+
 class RoleScheme(OpenApiAuthenticationExtension):
     target_class = "feedback.accounts.authentication.RoleAuthentication"
     name = "session"
 
-    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+    def get_security_definition(self, auto_schema: object) -> dict[str, object]:
         return {
             "type": "apiKey",
             "in": "cookie",

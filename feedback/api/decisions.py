@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from rest_framework.request import Request
@@ -18,6 +19,7 @@ from backend.rest.pages import PageQuery, page_of
 from backend.rest.reading import body_read, fields_in, query_read
 from backend.rest.schema import Page, describe
 from backend.rest.views import ApiView
+from feedback.accounts.feedback_tokens import feedback_links
 from feedback.api.bodies import (
     DecisionFound,
     DecisionLeftOut,
@@ -43,6 +45,7 @@ from feedback.models import Decision, Outcome
 from feedback.recording.ingest import MAX_BULK, IngestResult, decision_ingest, decisions_ingest, trace_record
 from feedback.recording.recorder import recorded_or_never
 from feedback.selectors import decision_get, ratings_standing
+from feedback.services import rating_submit
 from feedback.storage.fields import RowNumber, Slug, Storable, TimeSent, Uuid
 from feedback.storage.validation import DecisionUnknown, FeedbackRefused
 
@@ -87,11 +90,14 @@ class Decisions(ApiView):
     )
     def post(self, request: Request) -> Response:
         if isinstance(request.data, list):
-            return _bulk(request.data)
-        done = decision_ingest(**fields_in(DecisionSent, request.data))
+            return _bulk(request, request.data)
+        facts, thumb = _decision_read(request, request.data)
+        done = decision_ingest(**facts)
         if not done.stored:
             return Response(DecisionLeftOut.of(done.row, stored=False), status=202)
-        return Response(DecisionStored.of(done.row, stored=True), status=201 if done.created else 200)
+        _thumb_store(request, done, thumb)
+        body = DecisionStored.of(done.row, stored=True, **feedback_links(request, done.row.pk))
+        return Response(body, status=201 if done.created else 200)
 
     @describe(
         "Find decisions, newest first",
@@ -132,18 +138,65 @@ class DecisionOne(ApiView):
         return Response(DecisionWhole.of(decision, ratings=ratings, outcomes=outcomes))
 
 
-def _bulk(items: list[Any]) -> Response:
+def _decision_read(request: Request, data: object) -> tuple[dict[str, object], str | None]:
+    """The fields of a decision that was sent, and its thumb. Files say `prompt` for messages; so may callers.
+
+    Raises RequestRefused.
+    """
+    if isinstance(data, dict) and data.get("messages") is None:
+        data = {
+            "messages" if name == "prompt" else name: value
+            for name, value in data.items()
+            if name != "messages"
+        }
+    facts = fields_in(DecisionSent, data)
+    if "prompt" in facts:
+        raise RequestRefused(
+            "expected messages or prompt, found both", fields={"prompt": "messages are there"}
+        )
+    thumb = facts.pop("thumb", None)
+    if thumb not in (None, "up", "down"):
+        raise RequestRefused(
+            "a decision was refused", fields={"thumb": f"expected up or down, found {thumb!r:.40}"}
+        )
+    if thumb and "rate" not in grant_of(request).scopes:
+        raise RequestRefused(
+            "a thumb is a rating, and the caller lacks the scope rate: leave it out, or send it with another key",
+            code="forbidden",
+            status=403,
+            fields={"thumb": "needs the scope rate"},
+        )
+    return facts, thumb
+
+
+def _thumb_store(request: Request, done: IngestResult, thumb: str | None) -> None:
+    """The thumb of a decision that was stored; sent again it is the same rating."""
+    if thumb and done.stored:
+        rater = grant_of(request).holder
+        rating_submit(
+            decision=done.row.pk, rater=rater, thumb=thumb, id=uuid.uuid5(done.row.pk, f"thumb {rater}")
+        )
+
+
+def _bulk(request: Request, items: Sequence[object]) -> Response:
     if not 1 <= len(items) <= MAX_BULK:
         raise RequestRefused(f"expected a list of 1 to {MAX_BULK:,} decisions, found {len(items):,}")
-    readable: list[dict[str, Any]] = []
-    answers: list[dict[str, Any] | None] = []
+    readable: list[Mapping[str, object]] = []
+    thumbs: list[str | None] = []
+    answers: list[Mapping[str, object] | None] = []
     for item in items:
         try:
-            readable.append(fields_in(DecisionSent, item))
+            facts, thumb = _decision_read(request, item)
+            readable.append(facts)
+            thumbs.append(thumb)
             answers.append(None)
         except RequestRefused as refusal:
             answers.append(_refusal_entry("invalid", str(refusal.detail), refusal.fields))
-    done = iter(decisions_ingest(readable))
+    ingested = decisions_ingest(readable)
+    for one, thumb in zip(ingested, thumbs, strict=True):
+        if isinstance(one, IngestResult):
+            _thumb_store(request, one, thumb)
+    done = iter(ingested)
     results = [answer or _result(next(done)) for answer in answers]
     counts = Counter(result["status"] for result in results)
     refused = counts[400] + counts[409]
@@ -157,14 +210,14 @@ def _bulk(items: list[Any]) -> Response:
     return Response(body, status=207 if refused else 201 if counts[201] else 200)
 
 
-def _result(done: IngestResult | FeedbackRefused) -> dict[str, Any]:
+def _result(done: IngestResult | FeedbackRefused) -> dict[str, object]:
     if isinstance(done, FeedbackRefused):
         return _refusal_entry(done.code, str(done), done.fields)
     status = 201 if done.created else 200 if done.stored else 202
     return {"status": status, "id": str(done.row.pk), "stored": done.stored}
 
 
-def _refusal_entry(code: str, message: str, fields: dict[str, str]) -> dict[str, Any]:
+def _refusal_entry(code: str, message: str, fields: dict[str, str]) -> dict[str, object]:
     return {"status": 409 if code == "conflict" else 400, **error_body(code, message, fields)}
 
 
@@ -209,11 +262,11 @@ class WithdrawalSent(WithdrawalSelection):
 
 class WithdrawalShown(Answer):
     id: int
-    selection: dict[str, Any]
+    selection: dict[str, object]
     reason: str
     actor: str
     decisions: int = Field(validation_alias="decisions_count")
-    trained_on: dict[str, Any]
+    trained_on: dict[str, object]
     created_at: Time
     restored_at: Time | None
     restored_by: str

@@ -156,7 +156,7 @@ class ImportWhole(Import):
     skipped_because: dict[str, int]
     refused: list[RefusedRow]
     notes: list[str]
-    undone: dict[str, Any]
+    undone: dict[str, object]
 
 
 class UndoSent(Sent):
@@ -193,7 +193,7 @@ class Imports(ApiView):
         tag="imports",
         operation="imports_make",
         description="The file is imported whole or not at all, as one import that can be undone. Refused "
-        "if nothing could be stored. Files of more than 10 MB: the page /import/, or "
+        "if nothing could be stored. Files of more than 10 MiB: the page /import/, or "
         f"`{PROGRAM} import_feedback`.",
     )
     def post(self, request: Request) -> Response:

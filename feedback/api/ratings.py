@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from backend import limits
 from backend.bodies import Answer, Query, Sent, Time
 from backend.installation import PROGRAM
 from backend.rest.access import RATE_AS, grant_of
 from backend.rest.errors import RequestRefused
-from backend.rest.reading import body_read, fields_in, query_read
-from backend.rest.schema import describe
+from backend.rest.reading import StrictJSONParser, body_read, fields_in, query_read
+from backend.rest.schema import describe, of_path
 from backend.rest.views import ApiView
+from feedback.accounts.feedback_tokens import FeedbackThrottle, TokenAuthentication, decision_named
 from feedback.agreement.report import ENOUGH, LOW_ALPHA, QuestionAgreement, agreement_report
 from feedback.api.bodies import (
     OF_AGENT,
@@ -27,8 +30,9 @@ from feedback.api.bodies import (
     OutcomeSent,
     Rating,
     RatingSent,
+    TokenRatingSent,
 )
-from feedback.models import Aggregation, RaterKind
+from feedback.models import RaterKind
 from feedback.rating.requests import (
     MOST_DRAWN,
     LikedShare,
@@ -39,6 +43,7 @@ from feedback.rating.requests import (
 )
 from feedback.recording.ingest import scored_response_record
 from feedback.recording.recorder import recorded_or_never
+from feedback.selectors import decision_get
 from feedback.services import WriteResult, comparison_submit, outcome_record, rating_submit
 from feedback.storage.fields import OneOf, Slug
 
@@ -47,11 +52,12 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
     """Name of the rater: the key itself, or whom it names where it has `rate_as`; a person rates as
     themselves.
 
-    Raises RequestRefused (403) for a key that names somebody else without it, (400) for a person that does, or
-    simulates one.
+    Raises RequestRefused (403) for a key that names somebody else or another kind of rater without it, (400) for a
+    person that does.
     """
     grant = grant_of(request)
-    name = facts.pop("rater", grant.holder)
+    name, kind = facts.pop("rater", grant.holder), facts.get("rater_kind", RaterKind.HUMAN)
+    name = name.strip() if isinstance(name, str) else name
     if grant.is_person and name != grant.holder:
         raise RequestRefused(
             f"you are signed in as {grant.holder} and can rate only as yourself; to send others' "
@@ -66,15 +72,23 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
             status=403,
             fields={"rater": f"expected {grant.holder}, or nothing"},
         )
-    if grant.is_person and facts.get("rater_kind", "human") != "human":
+    if kind != RaterKind.HUMAN and grant.is_person:
         raise RequestRefused(
             "expected a person's rating", fields={"rater_kind": "expected human, found another"}
+        )
+    if kind != RaterKind.HUMAN and RATE_AS not in grant.scopes:
+        raise RequestRefused(
+            f"the key {grant.holder!r} has the scope rate, and says nothing about the kind of its rater; that needs "
+            f"{RATE_AS}: leave `rater_kind` out, or make a key with `--scopes rate,{RATE_AS}`",
+            code="forbidden",
+            status=403,
+            fields={"rater_kind": "expected human, or nothing"},
         )
     rater: str = name
     return rater
 
 
-def _answer(written: WriteResult, shown: dict[str, Any]) -> Response:
+def _answer(written: WriteResult, shown: Mapping[str, object]) -> Response:
     return Response(shown, status=201 if written.created else 200)
 
 
@@ -93,6 +107,46 @@ class Ratings(ApiView):
         facts = fields_in(RatingSent, request.data)
         rater = rater_of(request, facts)
         written = recorded_or_never(pk, then=lambda: rating_submit(decision=pk, rater=rater, **facts))
+        return _answer(written, Rating.of(written.row))
+
+
+class SmallJSONParser(StrictJSONParser):
+    most_bytes = limits.FEEDBACK_BYTES
+
+
+class TokenRatings(ApiView):
+    """The only address that answers pages of other sites (CORS_URLS_REGEX)."""
+
+    scopes = {"POST": "rate"}
+    authentication_classes = [TokenAuthentication, *ApiView.authentication_classes]
+    throttle_classes = [FeedbackThrottle]
+    parser_classes = [SmallJSONParser]
+    takes_publishable_keys = True
+
+    @describe(
+        "Rate a decision with its token",
+        {201: ("Stored", Rating), 200: ("Stored before, with the same body", Rating)},
+        body=TokenRatingSent,
+        parameters=(of_path("token", {"type": "string"}, "`feedback_token` of an answer"),),
+        refusals=(404, 409),
+        tag="ratings",
+        operation="ratings_submit_by_token",
+        description="The token needs no key. It rates one decision until it expires.",
+    )
+    def post(self, request: Request, token: str) -> Response:
+        grant = grant_of(request)
+        decision = decision_named(token)
+        facts = fields_in(TokenRatingSent, request.data)
+
+        def rate() -> WriteResult:
+            row = decision_get(decision) if grant.agent else None
+            if row is not None and row.agent != grant.agent:
+                raise RequestRefused(
+                    f"this publishable key rates answers of {grant.agent} alone", code="forbidden", status=403
+                )
+            return rating_submit(decision=decision, rater=grant.holder, **facts)
+
+        written = recorded_or_never(decision, then=rate)
         return _answer(written, Rating.of(written.row))
 
 
@@ -223,7 +277,6 @@ class AgreementQuery(Query):
 class AgreementReport(Answer):
     agent: str
     rater_kind: Annotated[str, OneOf(RaterKind.values)]
-    aggregation: Annotated[str, OneOf(Aggregation.values)]
     questions: list[QuestionAgreement]
     """Those that were answered."""
     low_alpha: float = LOW_ALPHA

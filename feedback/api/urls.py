@@ -7,7 +7,16 @@ from django.urls import path
 from backend.rest.schema import SchemaView, api_docs
 from feedback.api.decisions import DecisionOne, Decisions, Traces, WithdrawalRestore, Withdrawals
 from feedback.api.imports import ImportOne, Imports, ImportUndo, RatingsExport
-from feedback.api.ratings import Agreement, Comparisons, FeedbackSend, Outcomes, Ratings, Samples
+from feedback.api.ratings import (
+    Agreement,
+    Comparisons,
+    FeedbackSend,
+    Outcomes,
+    Ratings,
+    Samples,
+    TokenRatings,
+)
+from feedback.api.webhooks import OpenWebuiFeedback, SlackInteractions
 
 urlpatterns = [
     path("decisions/", Decisions.as_view(), name="api-decisions"),
@@ -19,12 +28,15 @@ urlpatterns = [
     path("comparisons/", Comparisons.as_view(), name="api-comparisons"),
     path("traces/", Traces.as_view(), name="api-traces"),
     path("policies/feedback/<str:agent>", FeedbackSend.as_view(), name="api-feedback"),
+    path("feedback/<str:token>", TokenRatings.as_view(), name="api-feedback-token"),
     path("imports/", Imports.as_view(), name="api-imports"),
     path("imports/<int:pk>/", ImportOne.as_view(), name="api-import"),
     path("imports/<int:pk>/undo/", ImportUndo.as_view(), name="api-import-undo"),
     path("ratings/export/", RatingsExport.as_view(), name="api-export"),
     path("samples/", Samples.as_view(), name="api-samples"),
     path("agreement/", Agreement.as_view(), name="api-agreement"),
+    path("webhooks/slack/", SlackInteractions.as_view(), name="api-webhook-slack"),
+    path("webhooks/open-webui/", OpenWebuiFeedback.as_view(), name="api-webhook-open-webui"),
     path("schema/", SchemaView.as_view(), name="api-schema"),
     path("docs/", api_docs, name="api-docs"),
 ]

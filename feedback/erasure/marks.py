@@ -8,7 +8,6 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from feedback.models import Comparison, Decision, Rating, Trace
 
@@ -76,7 +75,7 @@ class Marks:
                 text = text.replace(mark, REDACTION)
         return self._unit_word.sub(REDACTION, text) if self._unit_in(text) else text
 
-    def redact_json(self, value: Any) -> Any:
+    def redact_json(self, value: object) -> object:
         """A redacted copy of JSON.
 
         An object with an erased prompt loses every text under the keys of CONTENT, because the answer to a prompt
@@ -113,7 +112,7 @@ class Marks:
             data = word.sub(lambda found: _filler(len(found[0])), data)
         return data
 
-    def owns(self, record: Any) -> bool:
+    def owns(self, record: object) -> bool:
         """True if a spooled record names an erased decision or the unit."""
         if isinstance(record, Mapping):
             for name, value in record.items():
@@ -145,7 +144,7 @@ def _filler(length: int) -> bytes:
     return REDACTION.encode()[:length].ljust(length)
 
 
-def _without_text(value: Any) -> Any:
+def _without_text(value: object) -> object:
     if isinstance(value, str):
         return REDACTION
     if isinstance(value, list):
@@ -204,7 +203,7 @@ def marks_of(unit: str, ids: Iterable[uuid.UUID], traces: Iterable[Trace]) -> Ma
     )
 
 
-def texts_of(value: Any) -> Iterator[str]:
+def texts_of(value: object) -> Iterator[str]:
     """Texts of at least SHORTEST_TEXT characters in a JSON value, including those in JSON inside a text."""
     stack = [value]
     while stack:

@@ -32,6 +32,7 @@ from feedback.models import (
     ProblemRow,
     Rating,
     Trace,
+    shadow_id,
 )
 from feedback.storage.sql import chunks, decisions_remove, rows_delete
 from feedback.storage.tombstones import tombstones_announce, tombstones_make
@@ -41,7 +42,7 @@ from ratchet_client.problem_log import ProblemLog
 KEPT_OF_STEP = ("kind", "name", "at", "n", "parent", "duration_ms")
 """Keys that an erased step keeps."""
 
-SnapshotFinder = Callable[[Mapping[str, set[str]]], list[dict[str, Any]]]
+SnapshotFinder = Callable[[Mapping[str, set[str]]], list[dict[str, object]]]
 """{agent: prompt hashes} -> facts about each snapshot with one of these prompts."""
 
 
@@ -96,7 +97,8 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
         report.decisions = len(ids)
         report.snapshots = _snapshots(marks)
         if not dry_run:
-            tombstones_make(ids, traces, unit)
+            # an answer beside one of these may be under way
+            tombstones_make([*ids, *map(shadow_id, ids)], traces, unit)
         report.places = places_erase(marks, dry_run)
         _rows_erase(report, traces, set(ids))
         if refused := _refused_erase(marks, dry_run):
@@ -109,7 +111,7 @@ def unit_forget(unit: str, *, dry_run: bool = False) -> ErasureReport:
     return report
 
 
-def _snapshots(marks: Marks) -> list[dict[str, Any]]:
+def _snapshots(marks: Marks) -> list[dict[str, object]]:
     if not settings.FEEDBACK_SNAPSHOTS_CONTAINING:
         return []
     find: SnapshotFinder = import_string(settings.FEEDBACK_SNAPSHOTS_CONTAINING)
@@ -141,11 +143,15 @@ def _rows_erase(done: ErasureReport, traces: Sequence[uuid.UUID], ids: set[uuid.
 
 
 def _traces(unit: str, ids: Sequence[uuid.UUID]) -> list[uuid.UUID]:
-    """Traces with a decision of the unit, or with the unit in their metadata."""
+    """Traces with a decision of the unit, or with the unit in their metadata; of a trace in pieces, all of them."""
     found = dict.fromkeys(Trace.objects.filter(metadata__unit=unit).values_list("pk", flat=True))
     for chunk in chunks(ids):
         of = Decision.objects.filter(pk__in=chunk, trace__isnull=False).order_by()
         found |= dict.fromkeys(of.values_list("trace_id", flat=True).distinct())
+    for chunk in chunks(list(found)):
+        whole = Trace.objects.filter(pk__in=chunk, metadata__trace__isnull=False).exclude(run_id="")
+        pieces = Trace.objects.filter(run_id__in=whole.values("run_id"), metadata__trace__isnull=False)
+        found |= dict.fromkeys(pieces.order_by().values_list("pk", flat=True))
     return list(found)
 
 
@@ -160,14 +166,14 @@ def _shared_traces(traces: Sequence[uuid.UUID], ids: set[uuid.UUID]) -> set[uuid
 
 def _step_without_content(
     trace: uuid.UUID, index: int, step: dict[str, Any], unit: str, ids: set[uuid.UUID]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A step of a shared trace, without content if it is a decision of the unit."""
     if step["kind"] != "decision":
         return step
     own = uuid.UUID(step["id"]) if step.get("id") else uuid.uuid5(trace, str(index))
     if own not in ids and step.get("unit") != unit:
         return step
-    remainder: dict[str, Any] = {name: step[name] for name in KEPT_OF_STEP if name in step}
+    remainder: dict[str, object] = {name: step[name] for name in KEPT_OF_STEP if name in step}
     return remainder | {"forgotten": True}
 
 
@@ -187,7 +193,7 @@ def _refused_erase(marks: Marks, dry_run: bool) -> int:
     return count
 
 
-def _quotes(marks: Marks, row: Mapping[str, Any]) -> bool:
+def _quotes(marks: Marks, row: Mapping[str, object]) -> bool:
     words = [str(row.get("reason", "")), str(row.get("key", ""))]
     return any(marks.unit in word or marks.in_text(word) for word in words)
 
@@ -354,7 +360,7 @@ def _redact_line(path: Path, data: bytes, marks: Marks) -> bytes:
 
 
 def _redacted_json(path: Path, data: bytes, marks: Marks) -> bytes:
-    def json_bytes(value: Any, indent: int | None) -> bytes:
+    def json_bytes(value: object, indent: int | None) -> bytes:
         return json.dumps(value, ensure_ascii=False, indent=indent).encode("utf-8", "surrogatepass")
 
     if path.suffix == ".json":

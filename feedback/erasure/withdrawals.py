@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from django.conf import settings
 from django.core.serializers.json import DjangoJSONEncoder
@@ -22,18 +21,18 @@ from pydantic import ValidationError
 
 from backend.bodies import Answer, Sent, faults_of
 from backend.installation import PROGRAM
-from feedback.models import Decision, Lease, Withdrawal
+from feedback.models import SHADOW, Decision, Lease, Withdrawal, shadow_id
 from feedback.storage.fields import Name, RowNumber, Slug, Source, TimeSent, Uuid
 from feedback.storage.problem_rows import problems_remove
 from feedback.storage.sampling import rating_target
 from feedback.storage.sql import chunks, rows_in
 from feedback.storage.validation import Check, FeedbackRefused
 
-TrainedFinder = Callable[[Mapping[str, set[str]], datetime], dict[str, list[Any]]]
+TrainedFinder = Callable[[Mapping[str, set[str]], datetime], dict[str, list[object]]]
 """({agent: prompt hashes}, since) -> {kind: artefacts trained on them since then}."""
 
 
-def prompts_trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict[str, list[Any]]:
+def prompts_trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict[str, list[object]]:
     """Artefacts trained on these prompts ({agent: hashes}) since then, by FEEDBACK_TRAINED_ON, without empty kinds."""
     if not settings.FEEDBACK_TRAINED_ON:
         return {}
@@ -41,9 +40,9 @@ def prompts_trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict
     return {kind: rows for kind, rows in find(prompts, since).items() if rows}
 
 
-def trained_text(found: Mapping[str, list[Any]], on: str = "on it") -> str:
+def trained_text(found: Mapping[str, list[object]], on: str = "on it") -> str:
     """Artefacts as a sentence: `run 3, policy a-v1 were trained on it`."""
-    kinds = (("runs", "run"), ("policies", "policy"), ("labels", "label model"))
+    kinds = (("runs", "run"), ("policies", "policy"))
     words = [f"{word} {name}" for kind, word in kinds for name in found.get(kind, ())]
     if not words:
         return f"nothing was trained {on}"
@@ -89,10 +88,10 @@ class WithdrawalSelection(Sent):
     """Recorded before."""
 
     @property
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """The given conditions, as JSON."""
         given = {name: value for name in WithdrawalSelection.model_fields if (value := getattr(self, name))}
-        conditions: dict[str, Any] = json.loads(DjangoJSONEncoder().encode(given))
+        conditions: dict[str, object] = json.loads(DjangoJSONEncoder().encode(given))
         return conditions
 
     def decisions(self) -> QuerySet[Decision]:
@@ -113,7 +112,7 @@ class WithdrawalSelection(Sent):
         return found
 
 
-def selection_read(given: dict[str, Any]) -> WithdrawalSelection:
+def selection_read(given: dict[str, object]) -> WithdrawalSelection:
     """A selection from what was sent. Raises FeedbackRefused with a fault per field."""
     try:
         return WithdrawalSelection.model_validate(
@@ -136,7 +135,7 @@ class Withdrawn(Answer):
     """The first SHOWN_IDS ids."""
     agents: dict[str, int] = {}
     """Agent -> decisions."""
-    trained_on: dict[str, list[Any]] = {}
+    trained_on: dict[str, list[object]] = {}
     """Artefacts that read them: runs, policies, labels, snapshots, evaluations."""
 
 
@@ -160,6 +159,7 @@ def decisions_withdraw(
     """
     with transaction.atomic():
         rows = list(selection.decisions().values_list("pk", "agent", "prompt_hash", "created_at"))
+        rows += _shadows(row[0] for row in rows)
         ids = [row[0] for row in rows]
         report = Withdrawn(dry_run=dry_run, decisions=len(ids), ids=ids[:SHOWN_IDS])
         prompts: dict[str, set[str]] = {}
@@ -190,6 +190,16 @@ def decisions_withdraw(
     return report
 
 
+def _shadows(decisions: Iterable[uuid.UUID]) -> list[tuple[uuid.UUID, str, str, datetime]]:
+    """Standing answers beside these decisions that are not among them."""
+    given = set(decisions)
+    found: list[tuple[uuid.UUID, str, str, datetime]] = []
+    for chunk in chunks({shadow_id(pk) for pk in given} - given):
+        rows = Decision.objects.filter(pk__in=chunk, withdrawal=None).order_by()
+        found += rows.values_list("pk", "agent", "prompt_hash", "created_at")
+    return found
+
+
 def withdrawal_restore(number: int, *, actor: str, dry_run: bool = False) -> int:
     """Restore a withdrawal's decisions; returns how many. Raises WithdrawalUnknown, WithdrawalConflict."""
     with transaction.atomic():
@@ -203,7 +213,8 @@ def withdrawal_restore(number: int, *, actor: str, dry_run: bool = False) -> int
                 f"withdrawal {number} was restored on {withdrawal.restored_at:%Y-%m-%d %H:%M} "
                 f"by {withdrawal.restored_by}"
             )
-        rows = list(Decision.objects.filter(withdrawal=withdrawal).order_by().values_list("pk", "agent"))
+        found = Decision.objects.filter(withdrawal=withdrawal).order_by()
+        rows = list(found.values_list("pk", "agent", "source"))
         if not dry_run:
             _restore(rows)
             withdrawal.restored_at, withdrawal.restored_by = timezone.now(), actor[:200]
@@ -220,17 +231,19 @@ def decision_restore(decision: uuid.UUID, *, actor: str) -> bool:
         made = row.withdrawal
         if made is None:
             return False
-        _restore([(row.pk, row.agent)])
+        beside = made.decisions.filter(pk=shadow_id(row.pk)).values_list("pk", "agent", "source")
+        _restore([(row.pk, row.agent, row.source), *beside])
         if not made.decisions.exists():
             made.restored_at, made.restored_by = timezone.now(), actor[:200]
             made.save(update_fields=["restored_at", "restored_by"])
     return True
 
 
-def _restore(rows: Sequence[tuple[uuid.UUID, str]]) -> None:
+def _restore(rows: Sequence[tuple[uuid.UUID, str, str]]) -> None:
     by_wanted: dict[int, list[uuid.UUID]] = {}
-    for pk, agent in rows:
-        by_wanted.setdefault(rating_target(agent, pk), []).append(pk)
+    for pk, agent, source in rows:
+        wanted = 0 if source == SHADOW else rating_target(agent, pk)
+        by_wanted.setdefault(wanted, []).append(pk)
     for wanted, ids in by_wanted.items():
         for chunk in chunks(ids):
             Decision.objects.filter(pk__in=chunk).update(withdrawal=None, ratings_wanted=wanted)

@@ -10,23 +10,27 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.db.models import (
+    Avg,
     Case,
     Count,
     Exists,
     F,
+    FloatField,
     IntegerField,
     Model,
     OuterRef,
     Q,
     QuerySet,
     Subquery,
+    Sum,
     Value,
     When,
 )
-from django.db.models.functions import Coalesce
+from django.db.models.fields.json import KeyTextTransform, KeyTransform
+from django.db.models.functions import Cast, Coalesce, TruncMonth
 
 from feedback.messages import Message
-from feedback.models import Comparison, Decision, Outcome, RaterKind, Rating, Trace
+from feedback.models import SHADOW, Comparison, Decision, Outcome, RaterKind, Rating, Trace
 from feedback.selectors import (
     CHUNK,
     NOT_FROM_APPS,
@@ -44,7 +48,7 @@ class DecisionSet:
     """An agent's decisions under some conditions, with their feedback up to a cutoff."""
 
     agent: str
-    conditions: Mapping[str, Any]
+    conditions: Mapping[str, object]
     """Keyword arguments of a filter on decisions."""
     cutoff: datetime | None = None
     """Later ratings, outcomes and rewards do not count; None: all count."""
@@ -52,7 +56,7 @@ class DecisionSet:
     def rows(self) -> QuerySet[Decision]:
         return decisions_of(self.agent).filter(**self.conditions).order_by()
 
-    def ids(self) -> QuerySet[Decision, Any]:
+    def ids(self) -> QuerySet[Decision, object]:
         """Ids, for use as a subquery."""
         return self.rows().values("pk")
 
@@ -76,7 +80,7 @@ class DecisionSet:
             rows = rows.filter(created_at__lt=self.cutoff)
         return rows.order_by("at", "id")
 
-    def _relation_condition(self) -> dict[str, Any]:
+    def _relation_condition(self) -> dict[str, object]:
         return {f"decision__{column}": value for column, value in self.conditions.items()}
 
 
@@ -105,7 +109,7 @@ class Exposure(NamedTuple):
     """Probability of drawing its arm, if recorded."""
     cost_usd: float | None
     """Dollars that a provider took for the answer; 0 for a local policy, None if unknown."""
-    slices: tuple[Any, ...]
+    slices: tuple[object, ...]
     """Values of the requested columns."""
 
 
@@ -142,6 +146,83 @@ def _rating_values(ratings: QuerySet[Rating]) -> Iterator[RatingValue]:
     rows = ratings.values_list("decision_id", "thumb", "stars", "score", "rater_kind")
     for pk, thumb, stars, score, kind in rows.iterator(chunk_size=CHUNK):
         yield RatingValue(pk, thumb, stars, score, kind == RaterKind.SIMULATED)
+
+
+class MonthAnswers(NamedTuple):
+    """Answers of one policy in one month."""
+
+    agent: str
+    month: datetime
+    policy: str
+    shadow: bool
+    """True of answers beside the one a user got."""
+    answers: int
+    priced: int
+    """Answers with a known cost."""
+    cost: float
+    """US dollars, of the priced ones."""
+    timed: int
+    latency_ms: float | None
+    """Mean of the timed ones."""
+
+
+COST = Cast(KeyTextTransform("cost_usd", KeyTransform("serving", "metadata")), FloatField())
+"""US dollars that a provider took for a decision."""
+
+
+def cost_since(agent: str, since: datetime) -> float:
+    """US dollars that providers took for an agent's answers since a time, shadow and withdrawn answers included;
+    simulations and imports left out."""
+    return _paid(Decision.objects.filter(agent=agent, created_at__gte=since))
+
+
+def _paid(rows: QuerySet[Decision]) -> float:
+    rows = rows.filter(import_batch=None).exclude(source="simulation")
+    return float(rows.order_by().aggregate(paid=Sum(COST))["paid"] or 0.0)
+
+
+def caller_cost_since(caller: str, since: datetime) -> float:
+    """US dollars that providers took for one caller's requests since a time (`metadata.serving.caller`)."""
+    return _paid(Decision.objects.filter(created_at__gte=since, metadata__serving__caller=caller))
+
+
+def months_answered() -> Iterator[MonthAnswers]:
+    """Answers that were served or recorded in use, by agent, month and policy; no simulation and no import."""
+    rows = (
+        Decision.objects.filter(withdrawal=None, import_batch=None)
+        .exclude(source="simulation")
+        .annotate(month=TruncMonth("created_at"), shadow=Q(source=SHADOW))
+        .order_by()
+        .values_list("agent", "month", "policy", "shadow")
+        .annotate(
+            answers=Count("pk"),
+            priced=Count(COST),
+            cost=Sum(COST),
+            timed=Count("latency_ms"),
+            mean_ms=Avg("latency_ms"),
+        )
+    )
+    for agent, month, policy, shadow, count, priced, paid, timed, latency in rows.iterator(chunk_size=CHUNK):
+        yield MonthAnswers(agent, month, policy, shadow, count, priced, paid or 0.0, timed, latency)
+
+
+class MonthRating(NamedTuple):
+    """A standing rating by a person, with the month and the policy of its decision."""
+
+    month: datetime
+    policy: str
+    thumb: str
+    stars: int | None
+    score: float | None
+
+
+def months_rated(agent: str) -> Iterator[MonthRating]:
+    """Standing ratings by people of answers in use."""
+    rows = ratings_standing(agent).exclude(rater_kind=RaterKind.SIMULATED).filter(decision__import_batch=None)
+    rows = rows.exclude(decision__source="simulation")
+    rows = rows.annotate(month=TruncMonth("decision__created_at")).order_by()
+    columns = rows.values_list("month", "decision__policy", "thumb", "stars", "score")
+    yield from map(MonthRating._make, columns.iterator(chunk_size=CHUNK))
 
 
 def policy_verdicts(
@@ -201,7 +282,7 @@ class ListedChoice(NamedTuple):
     prompt_hash: str
     messages: list[Message]
     response: str
-    candidates: list[Any]
+    candidates: list[object]
     propensity: float
     policy: str
 
@@ -307,7 +388,7 @@ def _run_of(row: Decision, same_run: Sequence[Trace]) -> RunFacts:
     return RunFacts(steps, "failed" if failed else "")
 
 
-def _ends_task(step: Any) -> bool:
+def _ends_task(step: object) -> bool:
     return isinstance(step, dict) and step.get("kind") == "task"
 
 
@@ -319,7 +400,7 @@ def annotate_feedback_count(decisions: QuerySet[Decision]) -> QuerySet[Any]:
     sources = ((Rating, "decision"), (Comparison, "left"), (Comparison, "right"), (Outcome, "decision"))
     traced = Trace.objects.filter(agent=OuterRef("agent"), run_id=OuterRef("run_id")).exclude(run_id="")
     own = Case(When(trace__isnull=False, then=Value(1)), default=Value(0))
-    total: Any = own + _with_counts(traced.order_by().annotate(of=F("run_id")))
+    total: object = own + _with_counts(traced.order_by().annotate(of=F("run_id")))
     for model, column in sources:
         total = total + _count(model, column)
     return decisions.annotate(rows_said=total)
@@ -392,5 +473,5 @@ def corrections_recorded(agent: str, newest: int) -> list[tuple[str, str]]:
     return [(_prompt_text(messages), str(response)) for messages, response in rows]
 
 
-def _prompt_text(messages: Iterable[Mapping[str, Any]]) -> str:
+def _prompt_text(messages: Iterable[Mapping[str, object]]) -> str:
     return "\n".join(str(turn.get("content") or "") for turn in messages)

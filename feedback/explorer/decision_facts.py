@@ -6,7 +6,7 @@ import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from django.conf import settings
 from django.db.models import QuerySet
@@ -22,7 +22,7 @@ class RewardComponent(TypedDict):
     name: str
     raw: float | None
     weight: float
-    detail: Mapping[str, Any]
+    detail: Mapping[str, object]
 
 
 class Reward(TypedDict):

@@ -171,18 +171,17 @@ def preview_context(decision: Decision) -> dict[str, Any]:
         "decision": decision,
         "facts": facts,
         "preview": preview,
-        "corrections": corrections_offered(decision, preview),
+        "corrections": preview.other_options if preview.chooses else [],
+        "picks": [] if preview.chooses else answers_offered(decision),
         "turns": turns_of(decision.messages),
         "conversation": conversation_of(decision.messages),
     }
 
 
-def corrections_offered(decision: Decision, preview: Preview) -> list[Option]:
-    """Responses that a rater can choose as the correction: the other options, or the agent's other closed answers."""
-    if preview.chooses:
-        return preview.other_options
+def answers_offered(decision: Decision) -> list[str]:
+    """The agent's other answers that a rater can pick as the correction, where its answers are a few that repeat."""
     closed: Sequence[str] = import_string(settings.FEEDBACK_CLOSED_ANSWERS)(decision.agent)
-    return [Option(answer, answer, False) for answer in closed if answer != decision.response.strip()]
+    return [answer for answer in closed if answer != decision.response.strip()]
 
 
 @dataclass(frozen=True)
@@ -259,7 +258,7 @@ def _drawing(decision: Decision, facts: AgentFacts, choice: str, **known: object
     return None if drawing is None else mark_safe(drawing)  # noqa: S308
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
@@ -312,7 +311,7 @@ RECENT_TURNS = 4
 """Last turns of a conversation that are shown unfolded."""
 
 
-def conversation_of(messages: Any) -> Conversation:
+def conversation_of(messages: object) -> Conversation:
     turns = turns_of(messages)
     spoken = [turn for turn in turns if turn.role != "system"]
     return Conversation(
@@ -322,7 +321,7 @@ def conversation_of(messages: Any) -> Conversation:
     )
 
 
-def turns_of(messages: Any) -> list[Turn]:
+def turns_of(messages: object) -> list[Turn]:
     """The prompt's messages as texts; images, tool calls and other parts become JSON."""
     turns = []
     for message in messages if isinstance(messages, list) else []:
@@ -360,7 +359,7 @@ def _template_name(kind: str) -> str:
     return str(select_template(names).template.name)
 
 
-def _sole_value(response: str) -> tuple[Any, str]:
+def _sole_value(response: str) -> tuple[object, str]:
     """(the only value of a JSON object, "") or (None, fault)."""
     try:
         answer = json.loads(response)
@@ -385,12 +384,12 @@ def _choice_names(response: str) -> tuple[list[str], str]:
     return [], fault or "expected JSON with a list of names in it"
 
 
-def _list_values(state: Mapping[str, Any], key: str) -> list[str]:
+def _list_values(state: Mapping[str, object], key: str) -> list[str]:
     listed = state.get(key)
     return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
 
 
-def _picks(state: Mapping[str, Any], key: str, picked: list[str]) -> list[Pick]:
+def _picks(state: Mapping[str, object], key: str, picked: list[str]) -> list[Pick]:
     """Picked options in their order, then the others."""
     described = _mapping(state.get("descriptions"))
     listed = _list_values(state, key)
@@ -411,7 +410,7 @@ def _call(response: str) -> CallPreview | None:
     return CallPreview(call["tool"], _pretty(call.get("arguments") or {}))
 
 
-def _options(decision: Decision, listed: Any, kind: str) -> list[Option]:
+def _options(decision: Decision, listed: object, kind: str) -> list[Option]:
     responses = [
         candidate if isinstance(candidate, str) else candidate.get("response", "")
         for candidate in decision.candidates or []
@@ -451,7 +450,7 @@ def _tree(paths: list[str], chosen: str) -> list[Folder]:
     return lines
 
 
-def _content(content: Any) -> str:
+def _content(content: object) -> str:
     if isinstance(content, str):
         return content
     if content is None:
@@ -464,11 +463,11 @@ def _content(content: Any) -> str:
     return _pretty(content)
 
 
-def _pretty(value: Any) -> str:
+def _pretty(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2)
 
 
-def _last_user(messages: Any) -> str:
+def _last_user(messages: object) -> str:
     return next((turn.text for turn in reversed(turns_of(messages)) if turn.role == "user"), "")
 
 
@@ -478,5 +477,5 @@ def _first_line(text: str) -> str:
     return re.sub(r"^[a-z_]{1,20}:\s+", "", line)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value.strip() if isinstance(value, str) else ""

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.db import connection
-from django.db.models import OuterRef, Q, QuerySet, Subquery, TextField
+from django.db.models import Model, OuterRef, Q, QuerySet, Subquery, TextField
 from django.db.models.functions import Cast
 from django.http import HttpRequest
 from django.utils import timezone
@@ -69,7 +69,7 @@ def decisions_search(
     return rows
 
 
-def one_of(rows: QuerySet[Any]) -> Subquery:
+def one_of(rows: QuerySet[Model]) -> Subquery:
     """The id of one of these rows, or NULL, as a subquery.
 
     Replaces EXISTS, for which PostgreSQL first reads the whole table into a hash; this is an index lookup per decision.
@@ -131,7 +131,7 @@ def narrowed_of(given: Mapping[str, str]) -> DecisionFilter:
 
 def filter_context(
     request: HttpRequest, within: DecisionFilter, more: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Template context of the filters above a list: agents as links, the rest as a form.
 
     more: other parts of the address that the links keep.

@@ -52,7 +52,7 @@ def line_of(text: str) -> str:
     return _line(found) if found else ""
 
 
-def _json(text: str) -> dict[str, Any] | list[Any] | None:
+def _json(text: str) -> dict[str, object] | list[object] | None:
     """A non-empty JSON object or list; None for any other text."""
     stripped = text.strip()
     if fenced := FENCE_PATTERN.match(stripped):
@@ -66,7 +66,7 @@ def _json(text: str) -> dict[str, Any] | list[Any] | None:
     return value if isinstance(value, (dict, list)) and value else None
 
 
-def _laid_out(value: Any, left: list[int], depth: int) -> Structure:
+def _laid_out(value: object, left: list[int], depth: int) -> Structure:
     left[0] -= 1
     if left[0] < 0:
         raise _TooLarge
@@ -99,7 +99,7 @@ def _columns(value: list[Any]) -> tuple[str, ...]:
     return names if alike and flat and 1 < len(names) <= MOST_COLUMNS else ()
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if isinstance(value, str) else json.dumps(value)

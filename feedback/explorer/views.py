@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
@@ -34,10 +33,10 @@ from feedback.explorer.listing import (
     history_of,
     search_read,
     selection_chosen,
+    timeline_of,
 )
 from feedback.explorer.previews import answer_line, glimpse_of, preview_context, text_blocks
 from feedback.explorer.search import DecisionFilter, filter_context
-from feedback.explorer.timeline import timeline_of
 from feedback.models import Decision, ProblemRow, Rating
 from feedback.storage.facts import DECISION, RATING
 from feedback.storage.problem_rows import READERS, problems
@@ -88,6 +87,7 @@ def decisions(request: HttpRequest) -> HttpResponse:
         "min_reward": search.beyond_filter.get("min_reward", ""),
         "kinds": [(name, words) for name, (words, _) in RATING_FILTERS.items()],
         "asked": query,
+        "narrowed": [value for name, value in query.items() if name != "agent"],
         "may_withdraw": request.user.has_perm(SCOPE_PERMISSIONS["operate"]),
         "fault": fault,
         "found": page,
@@ -100,7 +100,7 @@ def decisions(request: HttpRequest) -> HttpResponse:
     return render(request, "feedback/decisions.html", context, status=400 if fault else 200)
 
 
-def _row(decision: Decision) -> dict[str, Any]:
+def _row(decision: Decision) -> dict[str, object]:
     question, answered = glimpse_of(decision)
     ratings: list[Rating] = decision.standing  # type: ignore[attr-defined]
     return {
@@ -112,7 +112,7 @@ def _row(decision: Decision) -> dict[str, Any]:
     }
 
 
-def verdict_display(rating: Rating) -> dict[str, Any]:
+def verdict_display(rating: Rating) -> dict[str, object]:
     """A rating's verdict for a template: `tone` (good, bad, middling, off), short `text` and `words`."""
     if rating.withdrawn:
         return {"tone": "off", "text": "taken back", "words": "taken back"}
@@ -131,7 +131,7 @@ def verdict_display(rating: Rating) -> dict[str, Any]:
     return {"tone": tone, "text": text, "words": words, "simulated": rating.rater_kind == "simulated"}
 
 
-def _further_values(rating: Rating) -> list[tuple[str, Any]]:
+def _further_values(rating: Rating) -> list[tuple[str, object]]:
     """Labels and values of the fields that the page does not lay out."""
     return [
         (field.name, value)
@@ -178,7 +178,7 @@ def decision(request: HttpRequest, pk: uuid.UUID) -> HttpResponse:
     return render(request, "feedback/decision.html", context)
 
 
-def _candidates(row: Decision) -> list[dict[str, Any]]:
+def _candidates(row: Decision) -> list[dict[str, object]]:
     rows = []
     for candidate in row.candidates or []:
         text = candidate if isinstance(candidate, str) else str(candidate.get("response", ""))
@@ -197,7 +197,7 @@ def _candidates(row: Decision) -> list[dict[str, Any]]:
 def _provenance(row: Decision) -> list[tuple[str, str]]:
     serving = row.metadata.get("serving", {}) if isinstance(row.metadata, Mapping) else {}
     cost = serving.get("cost_usd")
-    facts: list[tuple[str, Any]] = [
+    facts: list[tuple[str, object]] = [
         ("arm", row.arm),
         ("propensity", "" if row.propensity is None else f"{row.propensity:.3g}"),
         ("unit", row.unit),
@@ -219,7 +219,7 @@ def _provenance(row: Decision) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in facts if value]
 
 
-def _reward(reward: Reward | None) -> dict[str, Any] | None:
+def _reward(reward: Reward | None) -> dict[str, object] | None:
     """A reward for the template; bars start at the middle of a scale from -2 to 2, in percent of its width."""
     if reward is None:
         return None
@@ -255,7 +255,7 @@ def problem_rows(request: HttpRequest) -> HttpResponse:
     page = Paginator(found, PROBLEMS_PAGE).get_page(request.GET.get("page"))
     agents = ProblemRow.objects.order_by("agent").values_list("agent", flat=True).distinct()
     query = {name: value for name, value in (("agent", agent), ("reader", reader)) if value}
-    context: dict[str, Any] = {
+    context: Mapping[str, object] = {
         "page": page,
         "agent": agent,
         "reader": reader,
@@ -323,7 +323,7 @@ def decisions_take_out(request: HttpRequest) -> HttpResponse:
         messages.warning(request, "Nothing to withdraw: every chosen decision is withdrawn already.")
         return redirect(_list(search))
     if form.get("confirm") != "on" or form.get("count") != str(tried.decisions):
-        context: dict[str, Any] = {
+        context: Mapping[str, object] = {
             "tried": tried,
             "trained": trained_text(tried.trained_on) if tried.trained_on else "",
             "reason": reason,

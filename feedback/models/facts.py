@@ -6,7 +6,8 @@ import hashlib
 import json
 import uuid
 
-from django.core.validators import RegexValidator
+from django.core.exceptions import ValidationError
+from django.core.validators import MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
@@ -14,6 +15,7 @@ from django.utils import timezone
 from backend.bodies import SLUG_PATTERN
 from feedback.messages import Message
 from feedback.models.imports import Withdrawal, batch_index, batch_link
+from feedback.models.masks import MaskError, masks_read
 
 agent_slug = RegexValidator(
     SLUG_PATTERN, "An agent is a slug of 1 to 64 lower-case letters, digits, - and _, such as support-bot."
@@ -29,6 +31,15 @@ def prompt_hash(agent: str, messages: list[Message]) -> str:
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+SHADOW = "shadow"
+"""Source of an answer given beside the one a user got."""
+
+
+def shadow_id(decision: uuid.UUID) -> uuid.UUID:
+    """Id of the shadow answer to a decision's prompt; a decision has at most one."""
+    return uuid.uuid5(decision, SHADOW)
+
+
 def _share(name: str) -> Q:
     return Q(**{f"{name}__isnull": True}) | Q(**{f"{name}__gte": 0.0, f"{name}__lte": 1.0})
 
@@ -36,11 +47,6 @@ def _share(name: str) -> Q:
 class RaterKind(models.TextChoices):
     HUMAN = "human", "a person"
     SIMULATED = "simulated", "simulated"
-
-
-class Aggregation(models.TextChoices):
-    MAJORITY = "majority", "majority of the raters"
-    DAWID_SKENE = "dawid_skene", "weighted by each rater's reliability (Dawid-Skene)"
 
 
 class AgentSettings(models.Model):
@@ -58,7 +64,13 @@ class AgentSettings(models.Model):
         help_text="Share of decisions, 0 to 1, that wait for `overlap_ratings`, so that agreement shows",
     )
     overlap_ratings = models.PositiveSmallIntegerField(default=2)
-    aggregation = models.CharField(max_length=12, choices=Aggregation, default=Aggregation.MAJORITY)
+    masks = models.JSONField(
+        default=list,
+        db_default=[],
+        blank=True,
+        help_text='What is masked before it is stored: ["email", "phone", "iban", "card", {"name": "order", "pattern": '
+        '"A-[0-9]+"}]',
+    )
 
     class Meta:
         ordering = ["agent"]
@@ -79,22 +91,11 @@ class AgentSettings(models.Model):
     def __str__(self) -> str:
         return self.agent
 
-
-class AgentName(models.Model):
-    """The name an agent's prompts are hashed under, where it is not its slug.
-
-    A prompt's side of the split follows from its hash, and must not change with a new name: a renamed agent hashes
-    under its first slug for ever, and whoever takes that slug afterwards hashes under another text.
-    """
-
-    agent = models.CharField(max_length=64, unique=True, validators=[agent_slug])
-    hashed_as = models.CharField(max_length=80, unique=True)
-
-    class Meta:
-        ordering = ["agent"]
-
-    def __str__(self) -> str:
-        return f"{self.agent} (hashed as {self.hashed_as})"
+    def clean(self) -> None:
+        try:
+            masks_read(self.masks)
+        except MaskError as error:
+            raise ValidationError({"masks": str(error)}) from error
 
 
 class Trace(models.Model):
@@ -455,6 +456,27 @@ class ApiKey(models.Model):
     )
     key_hash = models.CharField(max_length=64, unique=True, editable=False)
     scopes = models.JSONField(default=list, help_text="Of ingest, rate, rate_as, read, operate")
+    agent = models.CharField(
+        max_length=64,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Of a publishable key: the only agent it rates",
+    )
+    origin = models.CharField(
+        max_length=200,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Of a publishable key: the only site it works on, such as https://shop.example",
+    )
+    budget_usd = models.FloatField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0.0)],
+        help_text="US dollars a month for providers; then only local policies answer it. Empty: no limit",
+    )
+    budget_noticed_at = models.DateTimeField(null=True, blank=True, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False)
     revoked_at = models.DateTimeField(null=True, blank=True)
@@ -466,43 +488,7 @@ class ApiKey(models.Model):
     def __str__(self) -> str:
         return self.name
 
-
-class Suggestion(models.Model):
-    """Suggested rating by a label model. It counts for nothing until a person accepts it."""
-
-    class Outcome(models.TextChoices):
-        ACCEPTED = "accepted", "accepted"
-        AGREED = "agreed", "rated the same without accepting it"
-        OVERRULED = "overruled", "rated otherwise"
-
-    decision = models.OneToOneField(Decision, on_delete=models.PROTECT, related_name="suggestion")
-    labeller = models.CharField(max_length=200, help_text="Which label model")
-    good = models.FloatField(help_text="Calibrated probability that a person finds it good, 0 to 1")
-    outcome = models.CharField(max_length=12, choices=Outcome, blank=True)
-    rating = models.UUIDField(null=True, blank=True, help_text="The rating it was settled by")
-    created_at = models.DateTimeField(default=timezone.now, editable=False)
-    settled_at = models.DateTimeField(null=True, blank=True, editable=False)
-
-    class Meta:
-        ordering = ["-id"]
-        indexes = [models.Index(fields=["labeller", "outcome"]), models.Index(fields=["rating"])]
-        constraints = [
-            models.CheckConstraint(condition=Q(good__gte=0.0, good__lte=1.0), name="suggestion_good_in_0_1"),
-            models.CheckConstraint(
-                condition=Q(outcome="", rating__isnull=True)
-                | Q(outcome__in=["accepted", "agreed", "overruled"], rating__isnull=False),
-                name="suggestion_settled_by_a_rating",
-            ),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.labeller}: {self.thumb} ({self.percent} %)"
-
     @property
-    def thumb(self) -> str:
-        return "up" if self.good >= 0.5 else "down"
-
-    @property
-    def percent(self) -> int:
-        """Confidence of the label model in the side it takes, 50 to 100."""
-        return round(100 * max(self.good, 1 - self.good))
+    def ident(self) -> str:
+        """Name of the caller in decisions, such as key:3."""
+        return f"key:{self.pk}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -67,7 +65,7 @@ class ImportBatch(models.Model):
         return self.undone_at is not None
 
 
-def batch_link(related_name: str) -> Any:
+def batch_link(related_name: str) -> object:
     """Foreign key of a row of feedback to the import that brought it. Each model indexes it for imported rows alone."""
     return models.ForeignKey(
         ImportBatch,

@@ -1,1 +1,1 @@
-"""Rating: queues of decisions and pairs to be rated, their pages and forms, suggested ratings."""
+"""Rating: queues of decisions and pairs to be rated, their pages and forms."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 from urllib.parse import urlencode
 
 from django.conf import settings
@@ -23,7 +23,7 @@ from django.views.decorators.cache import never_cache
 from feedback.accounts.roles import page_for
 from feedback.explorer.previews import preview_context
 from feedback.explorer.search import DecisionFilter, filter_context, one_of
-from feedback.models import Comparison, Decision, RaterKind
+from feedback.models import SHADOW, Comparison, Decision, RaterKind
 from feedback.rating.views import (
     NOTICES,
     SKIP_LIMIT,
@@ -147,10 +147,13 @@ def compared_today(rater: str, agent: str = "") -> int:
 def _looks(within: DecisionFilter) -> Iterator[list[tuple[str, str]]]:
     """(agent, prompt hash) of prompts with different responses, newest first, one list per scan."""
     another = Decision.objects.filter(agent=OuterRef("agent"), prompt_hash=OuterRef("prompt_hash"))
-    another = another.filter(withdrawal=None).exclude(response=OuterRef("response")).order_by()
+    another = another.filter(withdrawal=None).exclude(source=SHADOW)
+    another = another.exclude(response=OuterRef("response")).order_by()
     end: datetime | None = None
     for _ in range(LOOKS):
-        base = within.decisions().filter(withdrawal=None).order_by("-created_at", "-id")
+        base = (
+            within.decisions().filter(withdrawal=None).exclude(source=SHADOW).order_by("-created_at", "-id")
+        )
         if end is not None:
             base = base.filter(created_at__lte=end)
         start, end = end, None
@@ -172,6 +175,7 @@ def _candidates(rater: str, within: DecisionFilter, prompts: list[tuple[str, str
     rows = (
         within.decisions()
         .filter(withdrawal=None)
+        .exclude(source=SHADOW)
         .filter(agent__in={agent for agent, _ in prompts}, prompt_hash__in=[hash for _, hash in prompts])
         .order_by("-created_at", "-id")
         .values_list("agent", "prompt_hash", "response", "pk", "policy", "ratings_wanted")
@@ -343,7 +347,7 @@ def _card(
     waiting = pairs_waiting(rater, within, SKIPPED.read(request))
     pair = pair or waiting.pair
     today = compared_today(rater, within.agent)
-    context: dict[str, Any] = {
+    context: dict[str, object] = {
         "within": within,
         "action": f"{reverse('pairs')}?{within.query}".removesuffix("?"),
         "rounds": judging.rounds_waiting(rater, within.agent) if (judging := _judging_pages()) else [],

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import connection, transaction
 from django.db.models import Count, Exists, F, IntegerField, OuterRef, Q, QuerySet, Subquery
@@ -87,7 +87,7 @@ def _tag_conditions_by_index(tag: str) -> list[Q]:
 
 
 class Window(NamedTuple):
-    ids: QuerySet[Decision, Any]
+    ids: QuerySet[Decision, object]
     size: int
     """Most rows in it."""
 

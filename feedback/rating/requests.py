@@ -1,4 +1,4 @@
-"""Rating requests: decisions that the queue shows first, each with the probability of having been drawn.
+"""Rating requests: decisions that the queue shows first, with their probability.
 
 SAMPLE: a random sample represents all decisions; ratings that people chose to give do not.
 VERDICT: prompts on which two policies answer differently and the right answer is unknown. Prompts with equal answers
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -18,7 +18,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from feedback.models import Decision, Lease, RaterKind, RatingRequest
-from feedback.selectors import ratings_standing
+from feedback.selectors import decisions_of, ratings_standing
 from feedback.storage.facts import rating_share
 from feedback.storage.sql import rows_in
 
@@ -29,6 +29,10 @@ MOST_DAYS = 36_500
 
 MOST_DRAWN = 2_000
 """Most decisions in one sample."""
+
+NEARLY_ALL = 0.9
+"""Share of rated decisions above which it hardly matters who chose them: the others move the liked share by 10 points
+at most."""
 
 NEUTRAL = 0.5
 """Rating value in [0, 1] that is neither for nor against an answer."""
@@ -56,6 +60,7 @@ class LikedShare:
     drawn: int
     """Size of the sample, rated or not; 0 without a sample."""
     representative: bool
+    """True of a random sample, and where nearly all decisions are rated."""
 
     @property
     def words(self) -> str:
@@ -64,10 +69,14 @@ class LikedShare:
             if self.rated
             else ""
         )
-        if self.representative:
+        if self.drawn:
             said = f"Random sample: {self.rated:,} of {self.drawn:,} decisions rated"
             return f"{said}; {share}. Representative." if share else f"{said}."
-        return f"{share}. Not representative: people chose what they rated."
+        return (
+            f"{share}."
+            if self.representative
+            else f"{share}. Not representative: people chose what they rated."
+        )
 
 
 def sample_draw(agent: str, count: int, days: int = 7) -> SampleDrawn:
@@ -77,7 +86,7 @@ def sample_draw(agent: str, count: int, days: int = 7) -> SampleDrawn:
             f"expected 1 to {MOST_DRAWN:,} decisions and at least 1 day, found {count:,} and {days:,}"
         )
     since = timezone.now() - timedelta(days=min(days, MOST_DAYS))
-    found = Decision.objects.filter(agent=agent, withdrawal=None, created_at__gte=since)
+    found = decisions_of(agent).filter(created_at__gte=since)
     ids = list(found.order_by().values_list("pk", flat=True))
     if not ids:
         raise SampleRefused(
@@ -97,9 +106,7 @@ def verdict_ask(agent: str, prompt_hashes: Sequence[str]) -> int:
     probability 1, because all of them are requested.
     """
     newest: dict[str, uuid.UUID] = {}
-    decisions = rows_in(
-        Decision.objects.filter(agent=agent, withdrawal=None), "prompt_hash", list(prompt_hashes)
-    )
+    decisions = rows_in(decisions_of(agent), "prompt_hash", list(prompt_hashes))
     for pk, name in decisions.order_by("created_at", "pk").values_list("pk", "prompt_hash"):
         newest[name] = pk
     requests_open(agent).filter(purpose=Purpose.VERDICT).delete()
@@ -132,6 +139,13 @@ def prompts_asked(agent: str) -> set[str]:
     )
     found = RatingRequest.objects.filter(decision__agent=agent).exclude(Exists(earlier.order_by()))
     return set(found.order_by().values_list("decision__prompt_hash", flat=True))
+
+
+def correction_wanted(decision: Decision) -> bool:
+    """True if a rated decision is shown again because its ratings do not say what is right, and a verdict needs it."""
+    if not decision.ratings_human:
+        return False
+    return requests_open(decision.agent).filter(decision=decision, purpose=Purpose.VERDICT).exists()
 
 
 def requests_open(agent: str = "") -> QuerySet[RatingRequest]:
@@ -176,7 +190,9 @@ def liked_in_sample(agent: str) -> LikedShare | None:
 def liked_by_choice(agent: str) -> LikedShare | None:
     """Liked answers among all human ratings, a self-selected set; None without ratings."""
     found = _liked(None, 0, False, agent)
-    return found if found.rated else None
+    if not found.rated:
+        return None
+    return replace(found, representative=found.rated >= NEARLY_ALL * decisions_of(agent).count())
 
 
 def _liked(ids: list[uuid.UUID] | None, drawn: int, representative: bool, agent: str = "") -> LikedShare:

@@ -29,7 +29,7 @@ from feedback.rating.queue import (
     queue_progress,
     rating_last,
 )
-from feedback.rating.suggestions import suggestion_of, suggestion_reopen, suggestion_resolve
+from feedback.rating.requests import correction_wanted
 from feedback.selectors import decision_get
 from feedback.services import (
     FeedbackConflict,
@@ -40,8 +40,6 @@ from feedback.services import (
 )
 
 STARS = ("1", "2", "3", "4", "5")
-ACCEPTING = {"accept-up": Thumb.UP, "accept-down": Thumb.DOWN}
-"""Button that accepts a suggestion -> the thumb it shows."""
 
 
 def tags_sent(sent: Any) -> list[str]:
@@ -76,19 +74,17 @@ class RatingForm(SentForm):
     """A button (`verdict`) pressed on the rating page, with its inputs.
 
     The page sets `id`, so that a double click or a resend is stored once. Inputs are `tag` (repeated), `other_tags`
-    (comma separated), `correction` (a text or a listed response) and `notes`.
+    (comma separated), `correction` (a text or a listed response) and `notes`. The button `pick` is a correction.
     """
 
     id = forms.UUIDField()
     decision = forms.UUIDField()
-    verdict = forms.ChoiceField(
-        choices=[(v, v) for v in ("up", "down", *STARS, "correct", "save", *ACCEPTING)]
-    )
+    verdict = forms.ChoiceField(choices=[(v, v) for v in ("up", "down", *STARS, "correct", "save")])
     other_tags = forms.CharField(required=False, max_length=2000)
     correction = forms.CharField(required=False, strip=False)
     notes = forms.CharField(required=False)
 
-    def facts(self, decision: Decision) -> dict[str, Any]:
+    def facts(self, decision: Decision) -> dict[str, object]:
         """Keyword arguments of `rating_submit` besides the rater. Valid forms only."""
         verdict = self.cleaned_data["verdict"]
         correction = self.cleaned_data["correction"].replace("\r\n", "\n")
@@ -96,7 +92,7 @@ class RatingForm(SentForm):
         return {
             "id": self.cleaned_data["id"],
             "decision": decision,
-            "thumb": ACCEPTING.get(verdict, verdict if verdict in Thumb.values else ""),
+            "thumb": verdict if verdict in Thumb.values else "",
             "stars": int(verdict) if verdict in STARS else None,
             "correction": correction if changed else None,
             "tags": tags_sent(self.data),
@@ -119,32 +115,19 @@ def form_values(last: Rating | None) -> dict[str, Any]:
     }
 
 
-class SuggestionChanged(FeedbackRefused):
-    """The accepted suggestion was resolved or replaced after the page was shown."""
-
-
 def rating_give(rater: str, decision: Decision, verdict: str, facts: dict[str, Any]) -> WriteResult:
-    """Store a rating, resolve the suggestion it answers, and release the lease.
+    """Store a rating and release the lease.
 
     Args:
         verdict: The button of the rating page.
         facts: Keyword arguments of `rating_submit` besides the rater.
 
-    Raises FeedbackRefused, SuggestionChanged, or FeedbackConflict if the page was sent before with another button.
+    Raises FeedbackRefused, or FeedbackConflict if the page was sent before with another button.
     """
     if verdict == "correct" and facts["correction"] is None:
         raise FeedbackRefused("The correction equals the response: change the text, then save it")
-    accepted = verdict in ACCEPTING
-    if accepted:
-        suggested = suggestion_of(decision)
-        if suggested is None or suggested.thumb != ACCEPTING[verdict]:
-            raise SuggestionChanged(
-                "The suggestion changed since this page was shown: rate the decision here"
-            )
     written = rating_submit(rater=rater, **facts)
     lease_release(rater, decision.pk)
-    if written.created:
-        suggestion_resolve(decision, written.row, accepted=accepted)
     return written
 
 
@@ -156,7 +139,6 @@ def rating_undo(rater: str, ids: Sequence[str]) -> tuple[Rating | None, list[str
     rows = Rating.objects.filter(rater=rater).select_related("decision")
     rating, earlier = last_withdrawn(rows, rating_withdraw, ids)
     if rating is not None:
-        suggestion_reopen(rating)
         lease_take(rater, rating.decision_id)
     return rating, earlier
 
@@ -254,7 +236,7 @@ def _card(
 
 
 def card_response(
-    request: HttpRequest, templates: tuple[str, str], context: dict[str, Any], status: int
+    request: HttpRequest, templates: tuple[str, str], context: dict[str, object], status: int
 ) -> HttpResponse:
     """The card alone for the page's script (first template), or the page (second)."""
     alone = wants_card(request)
@@ -264,7 +246,7 @@ def card_response(
     return response
 
 
-def card_in_place(request: HttpRequest, agent: str) -> dict[str, Any]:
+def card_in_place(request: HttpRequest, agent: str) -> dict[str, object]:
     """Context of `feedback/_card.html` on another page: the agent's next decision in this rater's queue, or {}.
 
     Without JavaScript, the card's forms redirect to that page (`back`).
@@ -284,9 +266,9 @@ def _card_context(
     said: str = "",
     fault: str = "",
     kept: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     rater = request.user.get_username()
-    context: dict[str, Any] = {
+    context: dict[str, object] = {
         "within": within,
         "decision": decision,
         "progress": queue_progress(rater, within),
@@ -306,7 +288,7 @@ def _card_context(
             "kept": kept,
             "tags": [(tag, tag in kept["tags"]) for tag in suggested],
             "other_tags": ", ".join(tag for tag in kept["tags"] if tag not in suggested),
-            "suggestion": suggestion_of(decision),
+            "correction_wanted": correction_wanted(decision),
             "back": request.POST.get("back", ""),
         }
     return context
@@ -378,11 +360,14 @@ def _notice(done: str) -> str:
 
 def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
     decision = _decision_or_404(request.POST.get("decision", ""))
-    form = RatingForm(request.POST)
+    sent = request.POST.copy()
+    if "pick" in sent:
+        sent["verdict"], sent["correction"] = "correct", str(request.POST["pick"])
+    form = RatingForm(sent)
     values = {
-        "notes": request.POST.get("notes", ""),
-        "tags": tags_sent(request.POST),
-        "correction": request.POST.get("correction", ""),
+        "notes": sent.get("notes", ""),
+        "tags": tags_sent(sent),
+        "correction": sent.get("correction", ""),
         "verdict": "",
     }
     if not form.is_valid():
@@ -394,8 +379,7 @@ def _rate_store(request: HttpRequest, within: DecisionFilter) -> HttpResponse:
         fault = "You rated this already. Rate it again here to replace your rating"
         return _card(request, decision, within, fault=fault, status=409)
     except FeedbackRefused as refusal:
-        status = 409 if isinstance(refusal, SuggestionChanged) else 400
-        return _card(request, decision, within, fault=str(refusal), kept=values, status=status)
+        return _card(request, decision, within, fault=str(refusal), kept=values, status=400)
     if written.created:
         UNDO.append(request, str(written.row.pk))
     return _next_response(request, within, said=verdict)

@@ -14,10 +14,10 @@ from django.utils import timezone
 from backend import limits
 from feedback.models import Decision, Trace
 from feedback.services import WriteResult, is_unrecorded, rating_submit, row_write
-from feedback.storage.agent_names import name_hashed
 from feedback.storage.factories import body_hash, decision_build, identity_of
 from feedback.storage.facts import DECISION, TRACE
 from feedback.storage.fields import MaybeTime, Notes, SaidText, Share
+from feedback.storage.masking import TRACE_TEXTS, facts_masked
 from feedback.storage.sampling import is_collected
 from feedback.storage.sql import rows_insert
 from feedback.storage.tombstones import decisions_erased, erased_refusal
@@ -226,12 +226,12 @@ def trace_build(*, created_at: datetime | None = None, **facts: Any) -> Trace:
     return trace
 
 
-def _validate_trace(check: Check, *, id: uuid.UUID | str | None = None, **facts: Any) -> Trace:
+def _validate_trace(check: Check, *, id: uuid.UUID | str | None = None, **facts: object) -> Trace:
     key = identity_of(id)
-    values = TRACE.validate(check, facts)
+    values = TRACE.validate(check, facts_masked(facts, *TRACE_TEXTS))
     trace = Trace(id=key, **values)
     if values:
-        trace.body_hash = body_hash({**TRACE.hash_values(values), "agent": name_hashed(trace.agent)})
+        trace.body_hash = body_hash(TRACE.hash_values(values))
     return trace
 
 

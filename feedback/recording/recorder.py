@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 import threading
 import time
 import uuid
@@ -20,16 +21,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, close_old_connections, connection
 
-from backend.disks import disk_state
+from backend.installation import disk_state
 from feedback.models import Decision
 from feedback.recording.ingest import MAX_BULK, IngestResult, decisions_ingest
 from feedback.selectors import decision_get
-from feedback.storage.validation import DecisionUnknown, FeedbackRefused
+from feedback.storage.validation import DecisionPending, DecisionUnknown, FeedbackRefused
 from ratchet_client.outbox import FAULTS, Outbox, Record
 from ratchet_client.problem_log import ProblemLog
 from ratchet_client.processes import exclusive, renew_after_fork
@@ -51,7 +52,7 @@ ORPHAN_S = 5.0
 
 T = TypeVar("T")
 
-Facts = Mapping[str, Any]
+Facts = Mapping[str, object]
 """A decision as `feedback.services.decision_record` takes it, JSON alone, with its id and created_at."""
 
 
@@ -155,7 +156,7 @@ class Recorder:
         return pending.storage
 
     def _spool(self, pending: _PendingDecision, *, hold: bool = True) -> None:
-        on_disk = self.outbox.put(_line_of(pending.facts), hold=hold)
+        on_disk = self.outbox.put(_line_of(pending.facts), key=str(pending.facts["id"]), hold=hold)
         pending.storage = Storage.DISK if on_disk else Storage.MEMORY
         self._counted("spooled" if on_disk else "in_memory" if hold else "dropped")
         pending.done_event.set()
@@ -257,7 +258,7 @@ class Recorder:
     def _keep_refused(self, pending: _PendingDecision, reason: str) -> None:
         """A decision that the database will never take goes to the outbox: its replay keeps it with the reason."""
         self._problems.report("refused", f"a decision cannot be recorded: {reason}")
-        self.outbox.put(_line_of(pending.facts))
+        self.outbox.put(_line_of(pending.facts), key=str(pending.facts["id"]))
 
     # --- Replaying ----------------------------------------------------------------------------------------
 
@@ -273,7 +274,7 @@ class Recorder:
         if not outbox.folder.is_dir():
             return 0
         for record in self.journal.pending(older_than_s=ORPHAN_S):
-            if outbox.put(record.body):
+            if outbox.put(record.body, key=str(record.body["body"]["id"])):
                 self.journal.settle([record.number])
         count = 0
         with exclusive(outbox.folder / "sender.lock", wait=False) as free:
@@ -334,7 +335,7 @@ class Recorder:
         return False
 
 
-def _line_of(facts: Facts) -> dict[str, Any]:
+def _line_of(facts: Facts) -> dict[str, object]:
     """A decision as the spool keeps it."""
     return {"kind": "decision", "body": dict(facts)}
 
@@ -374,20 +375,55 @@ def journal_of(folder: Path) -> Outbox:
     return Outbox(folder, ProblemLog(logger), name="journal", fsync=False)
 
 
+ELSEWHERE_S = 120.0
+"""Age in seconds up to which another machine may still have a decision pending that was answered there."""
+
+
+def decision_id_new() -> uuid.UUID:
+    """An id with its time (RFC 9562, version 7), so that any machine can tell that it was given a moment ago."""
+    milliseconds = time.time_ns() // 1_000_000
+    drawn = milliseconds << 80 | secrets.randbits(80)
+    return uuid.UUID(int=drawn & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62)
+
+
 def recorded_or_never(*decisions: uuid.UUID | str, then: Callable[[], T]) -> T:
     """The value of `then`; where it finds no decision that was answered a moment ago, once more when that is
     recorded.
 
-    Raises DecisionUnknown where no process of this machine has one of these pending.
+    Raises DecisionPending where one of these is still to be recorded, here or perhaps by another machine, and
+    DecisionUnknown where none is.
     """
     try:
         return then()
     except DecisionUnknown:
-        journal = journal_of(spool_folder())
         deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline and any(journal.contains(str(id)) for id in decisions):
+        while (held := any(map(_held, decisions))) and time.monotonic() < deadline:
             time.sleep(0.01)
-        return then()
+        try:
+            return then()
+        except DecisionUnknown as error:
+            if held or any(map(_given_lately, decisions)):
+                raise DecisionPending(
+                    "the decision is being recorded: send this again in a second, with the same id",
+                    error.fields,
+                ) from None
+            raise
+
+
+def _held(decision: uuid.UUID | str) -> bool:
+    """True if a process of this machine has the decision in hand, or in the outbox."""
+    folder = spool_folder()
+    return any(box.contains(str(decision)) for box in (journal_of(folder), outbox_of(folder)))
+
+
+def _given_lately(decision: uuid.UUID | str) -> bool:
+    """True if `decision_id_new` gave the id so short a time ago that another machine may have the decision."""
+    try:
+        given = uuid.UUID(str(decision))
+    except ValueError:
+        return False
+    age_s = time.time() - (given.int >> 80) / 1000
+    return given.version == 7 and abs(age_s) < ELSEWHERE_S
 
 
 def decision_recorded(id: uuid.UUID) -> Decision | None:

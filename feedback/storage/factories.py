@@ -13,18 +13,19 @@ from django.utils import timezone
 
 from feedback.messages import MessageError, messages_read, reasoning_split, response_of
 from feedback.models import (
+    SHADOW,
     Comparison,
     Decision,
     Outcome,
     Rating,
     Trace,
+    prompt_hash,
 )
-from feedback.storage.agent_names import name_hashed, prompt_hash
-from feedback.storage.annotation_priority import policy_uncertainty
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, RATING_CONTENT
 from feedback.storage.fields import Json, MaybeTime, uuid_read
+from feedback.storage.masking import DECISION_TEXTS, RATING_TEXTS, facts_masked
 from feedback.storage.responses import RESERVED_KEYS, completion_stored, metadata_fault
-from feedback.storage.sampling import rating_target
+from feedback.storage.sampling import policy_uncertainty, rating_target
 from feedback.storage.validation import Check, FeedbackRefused
 
 
@@ -39,7 +40,7 @@ def identity_of(value: uuid.UUID | str | None, name: str = "id") -> uuid.UUID:
 _encode = json.JSONEncoder(sort_keys=True, default=str, separators=(",", ":")).encode
 
 
-def body_hash(body: Mapping[str, Any]) -> str:
+def body_hash(body: Mapping[str, object]) -> str:
     """SHA-256 of what a write says: tells a retry from a clash of ids."""
     return hashlib.sha256(_encode(body).encode()).hexdigest()
 
@@ -50,15 +51,19 @@ def decision_build(
     trace: Trace | None = None,
     created_at: datetime | str | None = None,
     reserved: bool = False,
+    mask: bool = True,
     **facts: Any,
 ) -> Decision:
     """A decision, not yet stored. facts: fields of `DecisionFacts`. Raises FeedbackRefused.
 
-    reserved: the metadata may hold the keys that only Ratchet writes, as far as they can be read back.
+    reserved: the metadata may hold the keys that only Ratchet writes, as far as they can be read back. mask: False for
+    a row that is shown to who sent it, and never stored.
     """
+    if mask:
+        facts = facts_masked(facts, *DECISION_TEXTS)
     check = Check()
     key = identity_of(id)
-    stored: dict[str, Any] = {}
+    stored: dict[str, object] = {}
     if isinstance(facts.get("response"), (list, Mapping)) and not reserved:
         facts, stored = _messages_response(check, facts)
     if isinstance(facts.get("response"), str) and facts.get("reasoning", "") in ("", None):
@@ -77,16 +82,15 @@ def decision_build(
         trace_id=trace.pk if trace else None,
         prompt_hash=prompt_digest,
         # the prompt, by far the longest of it, is in there already
-        body_hash=body_hash(
-            {**DECISION.hash_values(values), "agent": name_hashed(values["agent"]), "messages": prompt_digest}
-        ),
-        ratings_wanted=rating_target(values["agent"], key),
+        body_hash=body_hash({**DECISION.hash_values(values), "messages": prompt_digest}),
+        # people judge shadow answers in judging rounds, blind, beside the user's answer
+        ratings_wanted=0 if values["source"] == SHADOW else rating_target(values["agent"], key),
         annotation_priority=policy_uncertainty(values["candidates"], values["propensity"]),
         created_at=time or timezone.now(),
     )
 
 
-def _messages_response(check: Check, facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _messages_response(check: Check, facts: dict[str, object]) -> tuple[dict[str, object], dict[str, Any]]:
     """Facts whose response was sent as messages, as they are stored, and the metadata that says how to read it.
 
     A message that a text says whole becomes that text; reasoning goes to its own field.
@@ -106,7 +110,7 @@ def _messages_response(check: Check, facts: dict[str, Any]) -> tuple[dict[str, A
     return {**facts, "response": text, "reasoning": facts.get("reasoning") or found.reasoning}, stored
 
 
-def check_reserved(check: Check, response: Any, metadata: Mapping[str, Any], reserved: bool) -> None:
+def check_reserved(check: Check, response: object, metadata: Mapping[str, object], reserved: bool) -> None:
     """Refuse the keys of metadata that only Ratchet writes; `reserved`: only where they cannot be read back."""
     if reserved:
         if fault := metadata_fault(response, metadata):
@@ -133,11 +137,14 @@ def rating_build(
     rater: str,
     id: uuid.UUID | str | None = None,
     created_at: datetime | None = None,
-    **facts: Any,
+    agent: str = "",
+    **facts: object,
 ) -> Rating:
-    """A rating, not yet stored and in no chain. facts: fields of `RatingFacts`. Raises FeedbackRefused."""
+    """A rating, not yet stored and in no chain. facts: fields of `RatingFacts`. agent: whose masks hold. Raises
+    FeedbackRefused."""
     check = Check()
     key = identity_of(id)
+    facts = facts_masked(facts, *RATING_TEXTS, agent=agent)
     values = RATING.validate(check, {"rater": rater, **facts})
     # what was sent and is wrong has its own fault
     if values and all(RATING[name].says_nothing(values[name]) for name in RATING_CONTENT):
@@ -176,7 +183,7 @@ def comparison_build(
     right: Subject,
     id: uuid.UUID | str | None = None,
     created_at: datetime | None = None,
-    **facts: Any,
+    **facts: object,
 ) -> Comparison:
     """A comparison, not yet stored and in no chain. facts: fields of `ComparisonFacts`. Raises FeedbackRefused."""
     check = Check()
@@ -185,7 +192,7 @@ def comparison_build(
         check.fields["right"] = "expected another decision than left"
     elif left.agent != right.agent or left.prompt_hash != right.prompt_hash:
         check.fields["right"] = "expected a decision of the same agent on the same prompt as left"
-    values = COMPARISON.validate(check, facts)
+    values = COMPARISON.validate(check, facts_masked(facts, *RATING_TEXTS, agent=left.agent))
     check.raise_faults("comparison")
     return Comparison(
         id=key,
@@ -202,7 +209,7 @@ def outcome_build(
     decision: uuid.UUID,
     id: uuid.UUID | str | None = None,
     created_at: datetime | None = None,
-    **facts: Any,
+    **facts: object,
 ) -> Outcome:
     """An outcome, not yet stored. facts: fields of `OutcomeFacts`. Raises FeedbackRefused."""
     check = Check()

@@ -6,10 +6,18 @@ A field's annotation says its type for type checkers and for pydantic (`fields`)
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from datetime import datetime
+from functools import cached_property
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from feedback.storage.bodies import Body, Internal, Later
+import pydantic
+from pydantic import BeforeValidator, SkipValidation, ValidationError, create_model
+
+from backend.bodies import Answer, Sent, Time, faults_of
 from feedback.storage.fields import (
     Candidates,
     Duration,
@@ -34,6 +42,176 @@ from feedback.storage.fields import (
     TimeSent,
     Tokens,
 )
+from feedback.storage.validation import Check
+
+M = TypeVar("M", Sent, Answer)
+EMPTY: tuple[object, ...] = (None, "", [], {}, ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Internal:
+    """Marks a field that no request may carry."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Later:
+    """Marks a field that was added after bodies had been hashed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """One field of a body."""
+
+    name: str
+    kind: Any
+    """Its Python type: str, int, float, datetime, tuple (tags), list, dict, or Any (JSON)."""
+    default: Any
+    """Default for a field that is not sent; MISSING where something must be."""
+    annotation: object
+    is_sent: bool
+    is_later: bool
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+    @property
+    def is_json(self) -> bool:
+        """True if its column holds JSON."""
+        return self.kind in (tuple, list, dict, Any)
+
+    def says_nothing(self, value: object) -> bool:
+        return value in EMPTY or value == self.default
+
+
+class Body:
+    """Fields of one kind of write, declared by a dataclass."""
+
+    def __init__(self, declaration: type) -> None:
+        self._declaration = declaration
+        hints = get_type_hints(declaration, include_extras=True)
+        self.fields = tuple(_field(one, hints[one.name]) for one in dataclasses.fields(declaration))
+        self.names = tuple(field.name for field in self.fields)
+        self._by_name = dict(zip(self.names, self.fields, strict=True))
+        self._later = tuple(field for field in self.fields if field.is_later)
+        self._lenient = frozenset(field.name for field in self.fields if field.default is not None)
+        self.encoded = tuple(field for field in self.fields if field.is_json or field.kind is datetime)
+        """Fields that a row of texts holds encoded: JSON and times."""
+
+    def __getitem__(self, name: str) -> Field:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[Field]:
+        return iter(self.fields)
+
+    @cached_property
+    def _model(self) -> type[Sent]:
+        return self.sent(self._declaration.__name__, internal=True)
+
+    def sent(
+        self, name: str, *, internal: bool = False, without: Collection[str] = (), **more: object
+    ) -> type[Sent]:
+        """The model of a request that carries this body. more: further fields, as `create_model` takes them."""
+        fields = {
+            field.name: (field.annotation, _default(field.default))
+            for field in self.fields
+            if (internal or field.is_sent) and field.name not in without
+        }
+        return self._made(name, Sent, {**fields, **more})
+
+    def answer(self, name: str, before: Mapping[str, object], after: Mapping[str, object]) -> type[Answer]:
+        """The model of an answer that shows this body between other fields."""
+        own = {field.name: (_answer_annotation(field), ...) for field in self.fields}
+        return self._made(name, Answer, {**before, **own, **after})
+
+    def _made(self, name: str, base: type[M], fields: Mapping[str, Any]) -> type[M]:
+        model = create_model(name, __base__=base, **fields)
+        model.described_by = self._declaration
+        return model
+
+    def validate(self, check: Check, given: Mapping[str, object]) -> dict[str, Any]:
+        """The values of every field as they are stored; empty where a fault went into `check`."""
+        sent = {
+            name: value for name, value in given.items() if value is not None or name not in self._lenient
+        }
+        try:
+            return self._model.model_validate(sent).__dict__
+        except ValidationError as error:
+            check.fields |= faults_of(error)
+            return {}
+
+    def hash_values(self, values: Mapping[str, object]) -> dict[str, object]:
+        """The values that tell a retry from another write under the same id.
+
+        A field that was added later counts only where it says something: a client that sends the same write again after
+        an upgrade must find its first one.
+        """
+        silent = {field.name for field in self._later if field.says_nothing(values[field.name])}
+        return {name: value for name, value in values.items() if name not in silent}
+
+    def later_values(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Later fields that hold something."""
+        return {
+            field.name: values[field.name]
+            for field in self._later
+            if not field.says_nothing(values[field.name])
+        }
+
+    def read(self, record: object) -> dict[str, Any]:
+        """The fields of an object that has them as attributes."""
+        return {name: getattr(record, name) for name in self.names}
+
+
+def _field(one: dataclasses.Field[object], hint: Any) -> Field:
+    marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    default = one.default
+    if one.default_factory is not dataclasses.MISSING:
+        default = one.default_factory()
+    return Field(
+        name=one.name,
+        kind=_python_type(hint),
+        default=default,
+        annotation=hint,
+        is_sent=not any(isinstance(mark, Internal) for mark in marks),
+        is_later=any(isinstance(mark, Later) for mark in marks),
+    )
+
+
+def _python_type(hint: object) -> object:
+    """The type of a value that is there: of `Annotated[float, ...] | None` float."""
+    while True:
+        if get_origin(hint) is Annotated or get_origin(hint) in (Union, UnionType):
+            hint = get_args(hint)[0]
+        else:
+            return get_origin(hint) or hint
+
+
+def _default(value: object) -> object:
+    """A default as `create_model` takes it: a new list or object for each row."""
+    if value is dataclasses.MISSING:
+        return ...
+    if isinstance(value, (tuple, dict)):
+        return pydantic.Field(default_factory=list if isinstance(value, tuple) else dict)
+    return value
+
+
+_ANSWERED = {datetime: Time, tuple: list[str], list: list[Any], dict: dict[str, Any]}
+
+
+def _answer_annotation(field: Field) -> object:
+    """The type of a field in an answer: without the limits of a request, null where nothing was sent.
+
+    Stored values are answered as they are: a row that nobody can read must not keep a page of others from being shown.
+    """
+    kind: Any = _ANSWERED.get(field.kind, field.kind)
+    marks = getattr(field.annotation, "__metadata__", ())
+    words = next((mark.words for mark in marks if isinstance(mark, OneOf)), ())
+    if words:
+        kind = Annotated[kind, OneOf(word for word in words if word)]
+    if "" in words:
+        return Annotated[Annotated[kind | None, SkipValidation], BeforeValidator(lambda word: word or None)]
+    return Annotated[kind | None if field.default is None else kind, SkipValidation]
+
 
 Kind = Annotated[str, OneOf(["human", "simulated"])]
 

@@ -77,7 +77,7 @@ def slug_checked(text: str) -> str:
     return text
 
 
-def json_checked(value: Any) -> Any:
+def json_checked(value: object) -> object:
     """JSON within the limits of length and depth."""
     try:
         text = _encode(value)
@@ -105,7 +105,7 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def time_read(value: Any) -> datetime:
+def time_read(value: object) -> datetime:
     """A time: ISO 8601, UTC where no zone is given."""
     moment = value if isinstance(value, datetime) else None
     if isinstance(value, str):
@@ -123,7 +123,7 @@ def time_read(value: Any) -> datetime:
     return moment.astimezone(UTC)
 
 
-def tags_read(value: Any) -> list[str]:
+def tags_read(value: object) -> list[str]:
     """Texts without surrounding space, each once."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
         raise ValueError(f"expected a list of texts, found {value_excerpt(value)}")
@@ -132,7 +132,7 @@ def tags_read(value: Any) -> list[str]:
     return list(dict.fromkeys(text_checked(v).strip() for v in value if v.strip()))
 
 
-def messages_checked(value: Any) -> list[Message]:
+def messages_checked(value: object) -> list[Message]:
     """A prompt: chat messages, or one text, which is one turn of the user."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -164,11 +164,11 @@ def uuid_read(value: Any) -> uuid.UUID:
         raise ValueError(f"expected a UUID, found {value_excerpt(value)}") from None
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _truth_as_number(value: Any) -> Any:
+def _truth_as_number(value: object) -> object:
     return float(value) if isinstance(value, bool) else value
 
 
@@ -181,7 +181,9 @@ SaidText: TypeAlias = Annotated[Text, Field(min_length=1), AfterValidator(said_c
 Notes: TypeAlias = Annotated[Storable, Field(max_length=MAX_NOTES)]
 Name: TypeAlias = Annotated[Storable, Field(max_length=200)]
 """An identifier of somebody or something: a policy, a unit, a rater."""
-SaidName: TypeAlias = Annotated[Name, Field(min_length=1), AfterValidator(said_checked)]
+SaidName: TypeAlias = Annotated[
+    Name, Field(min_length=1), AfterValidator(said_checked), AfterValidator(str.strip)
+]
 Source: TypeAlias = Annotated[Storable, Field(max_length=40)]
 Slug: TypeAlias = Annotated[
     str, AfterValidator(slug_checked), Field(json_schema_extra={"pattern": SLUG_PATTERN})
@@ -223,20 +225,20 @@ class OneOf:
     def __init__(self, words: Iterable[str]) -> None:
         self.words = tuple(words)
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.literal_schema(list(self.words))
 
 
 class Kept:
     """JSON that is stored as it was sent. Its limits are checked, and its shape."""
 
-    def __init__(self, shape: Any) -> None:
+    def __init__(self, shape: object) -> None:
         self.shape = shape
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         shape = handler.generate_schema(self.shape)
 
-        def check(value: Any, shaped: Callable[[Any], Any]) -> Any:
+        def check(value: Any, shaped: Callable[[object], Any]) -> Any:
             value = list(value) if isinstance(value, tuple) else value
             shaped(json_checked(value))
             return value
@@ -247,10 +249,10 @@ class Kept:
 class ShapedAs:
     """A value that is checked elsewhere, with its shape in the OpenAPI description."""
 
-    def __init__(self, shape: Any) -> None:
+    def __init__(self, shape: object) -> None:
         self.shape = shape
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         shape = handler.generate_schema(self.shape)
         return core_schema.no_info_before_validator_function(
             lambda value: value, handler(source), json_schema_input_schema=shape
@@ -265,7 +267,7 @@ class Shape(BaseModel):
 
 class MessageSent(Shape):
     role: str = Field(description="system, user, assistant, tool, ...")
-    content: str | list[Any] | None = None
+    content: str | list[object] | None = None
 
 
 class CandidateSent(Shape):
@@ -283,7 +285,7 @@ class StepSent(Shape):
     duration_ms: Duration | None = None
 
 
-def _kind_of_candidate(value: Any) -> str | None:
+def _kind_of_candidate(value: object) -> str | None:
     return "<text>" if isinstance(value, str) else "<object>" if isinstance(value, Mapping) else None
 
 
@@ -311,7 +313,7 @@ Messages: TypeAlias = Annotated[
 _text = TypeAdapter[str](Text)
 
 
-def response_checked(value: Any) -> str:
+def response_checked(value: object) -> str:
     """A response as it is stored: messages are JSON by then."""
     return _text.validate_python(value, strict=True)
 

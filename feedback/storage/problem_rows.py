@@ -31,7 +31,6 @@ READERS: dict[str, str] = {
     "rewards": "calculation of rewards",
     "export": "exports",
     "off-policy": "figures of logged decisions",
-    "labels": "suggestions of the label model",
 }
 """Reader of many rows -> where it reads."""
 MAX_REPORT_ROWS = 20

@@ -15,20 +15,20 @@ RESERVED_KEYS = ("response_is", "serving")
 """Keys of a decision's metadata that only Ratchet writes: how the response is to be read, and how it was served."""
 
 
-def value_excerpt(value: Any) -> str:
+def value_excerpt(value: object) -> str:
     """A value as it is shown in an error: short."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def completion_stored(response: Completion, metadata: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def completion_stored(response: Completion, metadata: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
     """A response as it is stored, and the metadata that says how to read it: messages become JSON."""
     if isinstance(response, str):
         return response, dict(metadata)
     return json.dumps(response, ensure_ascii=False), {**metadata, "response_is": "messages"}
 
 
-def completion_read(response: str, metadata: Mapping[str, Any]) -> Completion:
+def completion_read(response: str, metadata: Mapping[str, object]) -> Completion:
     """A stored response as it was given: its text, or the chat messages that were kept as JSON. Raises ValueError."""
     if metadata.get("response_is") != "messages":
         return response
@@ -38,7 +38,7 @@ def completion_read(response: str, metadata: Mapping[str, Any]) -> Completion:
     return messages
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> bool:
     return (
         isinstance(value, dict)
         and isinstance(value.get("role"), str)
@@ -46,7 +46,7 @@ def _is_message(value: Any) -> bool:
     )
 
 
-def metadata_fault(response: Any, metadata: Mapping[str, Any]) -> str:
+def metadata_fault(response: object, metadata: Mapping[str, object]) -> str:
     """Fault in the reserved keys of a decision's metadata, as they would be read back; else nothing."""
     if not isinstance(metadata.get("serving", {}), Mapping):
         return f"serving: expected an object, found {value_excerpt(metadata['serving'])}"

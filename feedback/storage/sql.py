@@ -18,7 +18,7 @@ from django.db import connection, models, transaction
 from django.db.models import F, Model, QuerySet
 from django.utils.module_loading import import_string
 
-from feedback.models import Decision, Lease, Rating, RatingRequest, Suggestion
+from feedback.models import Decision, Lease, Rating, RatingRequest
 
 IDS = 400
 """Ids named in one statement. Older SQLite takes 999 values, and some statements name each id twice."""
@@ -158,7 +158,7 @@ def ratings_human_changes(
     ]
 
 
-def rows_in(rows: QuerySet[M], column: str, values: Collection[Any]) -> QuerySet[M]:
+def rows_in(rows: QuerySet[M], column: str, values: Collection[object]) -> QuerySet[M]:
     """Rows whose column is one of the values (ids may be texts); in PostgreSQL these are sent as one, not as many to be
     compiled."""
     if connection.vendor != "postgresql":
@@ -167,7 +167,7 @@ def rows_in(rows: QuerySet[M], column: str, values: Collection[Any]) -> QuerySet
     kind = rows.model._meta.get_field(column if column == "run_id" else column.removesuffix("_id"))
     cast = kind.db_type(connection)
     # written out here: the driver would look at each value, and ids hold nothing that needs quoting
-    sent: Any = "{" + ",".join(map(str, values)) + "}" if cast == "uuid" else list(values)
+    sent: object = "{" + ",".join(map(str, values)) + "}" if cast == "uuid" else list(values)
     where = f"{table}.{column} = ANY(%s::{cast}[])"  # our own names
     return rows.extra(where=[where], params=[sent])  # noqa: S610
 
@@ -186,7 +186,6 @@ def decisions_remove(ids: Sequence[uuid.UUID]) -> int:
         return 0
     Lease.objects.filter(decision__in=ids).delete()
     RatingRequest.objects.filter(decision__in=ids).delete()
-    rows_delete(Suggestion.objects.filter(decision__in=ids))
     if settings.FEEDBACK_FORGET:
         import_string(settings.FEEDBACK_FORGET)(ids)
     return rows_delete(Decision.objects.filter(pk__in=ids))

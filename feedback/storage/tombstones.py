@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
 
 from django.db import IntegrityError, transaction
 
@@ -98,7 +97,7 @@ def traces_erased(traces: Sequence[uuid.UUID]) -> set[uuid.UUID]:
     return {ids[digest] for kind, digest, _ in _tombstone_rows(list(ids)) if kind == Kind.TRACE}
 
 
-def erased_refuse(row: Any) -> None:
+def erased_refuse(row: object) -> None:
     """Raises Erased where a row that is about to be stored is a decision or a trace that was erased."""
     if isinstance(row, Decision) and decisions_erased([row]):
         raise erased_refusal("decision", row.pk)

@@ -37,7 +37,14 @@ class DecisionUnknown(FeedbackRefused):
     code = "not_found"
 
 
-_adapters: dict[int, tuple[Any, TypeAdapter[Any]]] = {}
+class DecisionPending(FeedbackRefused):
+    """The decision that was named was answered, and is not in the database yet."""
+
+    code = "pending"
+    retry_after_s = 1
+
+
+_adapters: dict[int, tuple[object, TypeAdapter[object]]] = {}
 """Id of a type of `fields` -> the type, which keeps its id so, and its validator, made on its first use."""
 
 
@@ -56,7 +63,7 @@ class Check:
             self.fields |= faults_of(error, name)
             return None
 
-    def propensity_of_choice(self, candidates: Any, response: Any, propensity: float | None) -> None:
+    def propensity_of_choice(self, candidates: object, response: object, propensity: float | None) -> None:
         """Refuse a propensity that contradicts the probabilities of the candidates: an estimate from it would be wrong.
 
         Asked only where the propensity and every candidate's `probability` are there: they must sum to 1, and the

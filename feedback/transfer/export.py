@@ -7,12 +7,12 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import orjson
 
@@ -42,10 +42,10 @@ class ExportReport:
     """True if there was more than the limit."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """Decisions that could not be read, the first of them: id -> why."""
-    files: list[dict[str, Any]] = field(default_factory=list)
+    files: list[Mapping[str, object]] = field(default_factory=list)
     """[{path, format, samples, bytes}], the first one the file that was asked for."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "format": self.format,
             "path": self.files[0]["path"] if self.files else None,

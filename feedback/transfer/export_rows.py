@@ -37,11 +37,11 @@ FETCH = 2000
 Row = TypeVar("Row", bound=NamedTuple)
 
 
-def rows_of(queryset: QuerySet[Any], kind: type[Row], *, stream: bool = True) -> Iterator[Row]:
+def rows_of(queryset: QuerySet[Model], kind: type[Row], *, stream: bool = True) -> Iterator[Row]:
     """The columns as plain tuples: JSON, ids and times as texts. stream: through a cursor of the server's."""
     columns = [_column(name) for name in kind._fields]
     found = queryset.values_list(*columns)
-    rows: Iterable[tuple[Any, ...]] = found.iterator(chunk_size=FETCH) if stream else found
+    rows: Iterable[tuple[object, ...]] = found.iterator(chunk_size=FETCH) if stream else found
     if connection.vendor != "postgresql":
         rows = (tuple(map(_text, values)) for values in rows)
     return map(kind._make, rows)
@@ -61,7 +61,7 @@ def _column(name: str) -> Any:
 _ISO = "to_char(%(expressions)s AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"+00:00\"')"
 
 
-def _text(value: Any) -> Any:
+def _text(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat(timespec="microseconds")
     return str(value) if isinstance(value, uuid.UUID) else value

@@ -20,8 +20,7 @@ from django.utils.module_loading import import_string
 
 from feedback.models import Comparison, Decision, Trace
 from feedback.selectors import comparisons_standing, ratings_standing
-from feedback.storage.bodies import Body
-from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, rating_share
+from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, Body, rating_share
 from feedback.storage.problem_rows import RowReader
 from feedback.storage.responses import completion_read
 from feedback.storage.sql import rows_in
@@ -168,7 +167,7 @@ def raw_rewards(told: Sequence[DecisionExport]) -> Mapping[str, float]:
 # --- Everything, in an order in which it can be read back --------------------------------------------------
 
 
-def history(selection: Selection, left_out: Counter[str]) -> Iterator[Any]:
+def history(selection: Selection, left_out: Counter[str]) -> Iterator[object]:
     """Traces, decisions, comparisons; of a narrowed selection the traces and comparisons of its decisions alone."""
     if selection.narrows or selection.decisions is not None:
         yield from _history_of(selected_exports(selection, left_out), selection.agent)
@@ -181,7 +180,7 @@ def history(selection: Selection, left_out: Counter[str]) -> Iterator[Any]:
     yield from _comparison_rows(selection.agent)
 
 
-def _history_of(told: Iterable[DecisionExport], agent: str | None) -> Iterator[Any]:
+def _history_of(told: Iterable[DecisionExport], agent: str | None) -> Iterator[object]:
     decision_ids: set[str] = set()
     trace_ids: set[str] = set()
     for piece in pieces(told):
@@ -227,7 +226,7 @@ def _comparison_rows(agent: str | None) -> Iterator[ComparisonRow]:
 # --- Views of decisions and comparisons --------------------------------------------------------------------
 
 
-def records(view: View, selection: Selection, left_out: Counter[str]) -> Generator[Any]:
+def records(view: View, selection: Selection, left_out: Counter[str]) -> Generator[object]:
     """Records of a view (`transfer.formats.records`), or of View.HISTORY its rows (`transfer.formats.history`).
 
     What the selection narrows away is counted in left_out, and MORE set where it asks for less than there is.
@@ -272,7 +271,7 @@ def _record(told: DecisionExport) -> ImportedDecision:
     )
 
 
-def facts_of(row: Any, body: Body) -> dict[str, Any]:
+def facts_of(row: object, body: Body) -> dict[str, Any]:
     """The declared fields of a row, its JSON and times no longer as texts."""
     facts = body.read(row)
     for one in body.encoded:
@@ -419,7 +418,7 @@ def _prompts(selection: Selection, left_out: Counter[str]) -> Iterator[ImportedD
         yield from (decisions[pk] for pk in piece if pk in decisions)
 
 
-_VIEWS: dict[View, Callable[[Selection, Counter[str]], Iterator[Any]]] = {
+_VIEWS: dict[View, Callable[[Selection, Counter[str]], Iterator[object]]] = {
     View.HISTORY: history,
     View.DECISIONS: _decisions,
     View.RATED: _decisions_with_ratings,

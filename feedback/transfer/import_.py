@@ -216,7 +216,7 @@ class _ImportJob:
         raters: Raters = Tally()
         records = self._records(file)
         while some := list(islice(records, BATCH)):
-            part = _part_written(some, origin, raters)
+            part = records_write(some, origin, raters)
             raters.update(part.raters)
             self.report.add(part.report)
             self.attachments += map(str, part.attached)
@@ -253,7 +253,7 @@ def _by_a_machine(record: Record) -> Record:
     return record
 
 
-def _part_written(records: list[Record], origin: Origin, raters: Raters) -> Batch:
+def records_write(records: list[Record], origin: Origin, raters: Raters) -> Batch:
     """Write some records; again where somebody else wrote one of their rows at the same moment."""
     for attempt in range(ATTEMPTS):
         batch = Batch(origin, raters)

@@ -12,8 +12,8 @@ from django.db.models import Model, QuerySet
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.services import counts_in_progress, is_unrecorded, rating_change
-from feedback.storage.annotation_priority import priority_update
 from feedback.storage.factories import withdrawal_build
+from feedback.storage.sampling import priority_update
 from feedback.storage.sql import RatingProgress, ratings_human_changes, rows_in, rows_insert
 from feedback.storage.validation import DecisionUnknown, FeedbackRefused
 from feedback.transfer.formats.base import DEMONSTRATION

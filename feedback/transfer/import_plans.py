@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import uuid
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from django.db.models import Q, QuerySet
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.recording.ingest import trace_build
-from feedback.storage.agent_names import name_hashed
 from feedback.storage.factories import Subject, comparison_build, decision_build, outcome_build, rating_build
 from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
 from feedback.storage.responses import completion_stored
@@ -53,7 +52,7 @@ DEFAULT_AGENT = "assistant"
 RATING_ID_FIELDS = ("thumb", "stars", "score", "correction", "tags", "notes", "rater_kind")
 """Fields from which the id of a rating that brings none is made, in this order; later fields count where given."""
 
-TRACE_KEYS = ("trace_id", "root_id")
+TRACE_KEYS = ("trace_id", "root_id", "span_id")
 """In the metadata of a decision that another tool recorded: the names of its trace and of the trace's first span."""
 
 Raters: TypeAlias = MutableMapping[int, int]
@@ -77,7 +76,7 @@ class Origin:
 
 
 Word: TypeAlias = Rating | Comparison
-Chain: TypeAlias = tuple[Any, ...]
+Chain: TypeAlias = tuple[Hashable, ...]
 
 
 @dataclass
@@ -188,12 +187,12 @@ class Planner:
             )
         response, metadata = completion_stored(record.response, record.metadata)
         facts = DECISION.read(record) | {
-            "agent": (record.agent if self.origin.agent_in_file else agent or record.agent) or DEFAULT_AGENT,
+            "agent": self._agent(record.agent),
             "response": response,
             "metadata": metadata,
             "source": record.source or self.origin.format,
         }
-        identity = DECISION.hash_values(facts) | {"agent": name_hashed(facts["agent"])}
+        identity = DECISION.hash_values(facts)
         if record.event is not None:
             identity["event"] = record.event
         return decision_build(
@@ -203,6 +202,10 @@ class Planner:
             reserved=True,
             trace=None if record.trace is None else Trace(pk=record.trace),
         )
+
+    def _agent(self, named: str) -> str:
+        """The agent of a record that names this one, or none."""
+        return (named if self.origin.agent_in_file else self.origin.agent or named) or DEFAULT_AGENT
 
     def _look_up_references(self, records: Sequence[Record]) -> None:
         """Decisions that records name and do not bring: by id, or by the app's own name for its run."""
@@ -226,7 +229,11 @@ class Planner:
                 if built.run_id in names:
                     self._by_run.setdefault(built.run_id, {})[built.pk] = subject
         self._by_trace = self._last_of_traces(
-            {name for name in names if name not in self._by_run and formats.uuid_of(name) not in self._by_id},
+            {
+                name
+                for name in names
+                if len(self._by_run.get(name, ())) != 1 and formats.uuid_of(name) not in self._by_id
+            },
             decisions,
         )
 
@@ -235,7 +242,7 @@ class Planner:
         last: dict[str, tuple[datetime, Subject]] = {}
         ids: set[uuid.UUID] = set()
 
-        def take(name: Any, at: datetime, subject: Subject) -> None:
+        def take(name: object, at: datetime, subject: Subject) -> None:
             if name in names and (name not in last or (at, subject.pk) >= (last[name][0], last[name][1].pk)):
                 last[name] = (at, subject)
 
@@ -268,12 +275,12 @@ class Planner:
             if decision_id and decision_id in self._by_id:
                 return self._by_id[decision_id]
             same_run = list(self._by_run.get(reference, {}).values())
-            if len(same_run) > 1:
-                raise FeedbackRefused(f"run {reference!r} has several decisions; give the id of the decision")
-            if same_run:
+            if len(same_run) == 1:
                 return same_run[0]
             if reference in self._by_trace:
                 return self._by_trace[reference]
+            if same_run:
+                raise FeedbackRefused(f"run {reference!r} has several decisions; give the id of the decision")
             if decision_id and decision_id in self._ids_erased:
                 raise erased_refusal("decision", decision_id)
         raise DecisionUnknown(
@@ -302,7 +309,8 @@ class Planner:
         if isinstance(record, ImportedTrace):
             if record.id in self._traces_erased:
                 raise erased_refusal("trace", record.id)
-            plan.trace = _trace(record)
+            facts = TRACE.read(record) | {"agent": self._agent(record.agent)}
+            plan.trace = trace_build(id=record.id, created_at=record.created_at, **facts)
         elif isinstance(record, ImportedReference):
             subject = self._reference_subject(record.reference, *record.also)
             plan.needs.append(subject.pk)
@@ -368,7 +376,9 @@ class Planner:
         row = (
             Rating(id=key, decision_id=decision.pk, rater=rater, **_creation_values(rating))
             if rating.withdrawn
-            else rating_build(decision=decision.pk, id=key, created_at=rating.created_at, **facts)
+            else rating_build(
+                decision=decision.pk, agent=decision.agent, id=key, created_at=rating.created_at, **facts
+            )
         )
         return PlannedFeedback(row, (decision.pk, rater), rating.id is not None, rating.withdrawn)
 
@@ -392,10 +402,6 @@ def _subject(row: Decision) -> Subject:
     return Subject(row.pk, row.agent, row.prompt_hash)
 
 
-def _trace(record: ImportedTrace) -> Trace:
-    return trace_build(id=record.id, created_at=record.created_at, **TRACE.read(record))
-
-
 def _outcome(decision: uuid.UUID, outcome: ImportedOutcome) -> Outcome:
     return outcome_build(
         decision=decision,
@@ -405,11 +411,11 @@ def _outcome(decision: uuid.UUID, outcome: ImportedOutcome) -> Outcome:
     )
 
 
-def _creation_values(record: ImportedRating | ImportedComparison) -> dict[str, Any]:
+def _creation_values(record: ImportedRating | ImportedComparison) -> dict[str, object]:
     return {} if record.created_at is None else {"created_at": record.created_at}
 
 
-def _content_id(content: Any) -> uuid.UUID:
+def _content_id(content: object) -> uuid.UUID:
     # escaped, so that text no database takes gets as far as being refused
     return uuid.uuid5(NAMESPACE, json.dumps(content, sort_keys=True, default=str))
 

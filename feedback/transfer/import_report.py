@@ -178,7 +178,7 @@ def left_out_note(columns: Mapping[str, int]) -> str:
     return f"left out: {', '.join(named)}{', ...' if len(columns) > COLUMNS_NAMED else ''}"
 
 
-def refused_row_summary(row: RowRefused) -> dict[str, Any]:
+def refused_row_summary(row: RowRefused) -> dict[str, object]:
     return {"line": row.line, "key": row.key, "reason": row.reason}
 
 
@@ -225,7 +225,7 @@ def _method(report: ImportReport) -> str:
     return "train_sft" if report.demonstrations else ""
 
 
-def total_of(reports: Iterable[ImportReport]) -> dict[str, Any]:
+def total_of(reports: Iterable[ImportReport]) -> dict[str, object]:
     """One object over all files: counts added up, and each file on its own."""
     reports = list(reports)
     files = [report.as_dict() for report in reports]

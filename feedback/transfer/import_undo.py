@@ -26,7 +26,7 @@ from feedback.models import (
     Rating,
     Trace,
 )
-from feedback.storage.annotation_priority import policy_uncertainty, priority_update
+from feedback.storage.sampling import policy_uncertainty, priority_update
 from feedback.storage.sql import IDS, RatingProgress, chunks, decisions_remove, rows_delete
 
 ATTEMPTS = 5
@@ -67,7 +67,7 @@ class Undone(Answer):
     """Traces of the import that a decision that stays belongs to."""
     withdrawals: int = 0
     """Withdrawals of ratings of the import, which are removed with them."""
-    trained_on: dict[str, list[Any]] = {}
+    trained_on: dict[str, list[object]] = {}
     """Artefacts trained on it: {runs, policies, labels, snapshots, evaluations}; empty lists are left out."""
     imports_since: list[int] = []
     """Later imports that found rows here already; some of these may have been this import's."""
@@ -135,7 +135,7 @@ def _undone(number: int, actor: str, dry_run: bool, force: bool) -> Undone:
 FORCE = "Undo it anyway with --force; trained policies are not changed"
 
 
-def trained_on(batch: ImportBatch) -> dict[str, list[Any]]:
+def trained_on(batch: ImportBatch) -> dict[str, list[object]]:
     """Artefacts trained since on the prompts that an import brought or referred to."""
     prompts: dict[str, set[str]] = {}
     spoken = (

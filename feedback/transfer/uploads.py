@@ -7,14 +7,16 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
+from django.core.files.base import ContentFile
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, HttpResponse
 
+from backend.http import body_refused
 from backend.installation import PROGRAM
 from feedback.transfer import formats
 from feedback.transfer.formats.columns import FIELDS, ColumnMap, columns_guessed
@@ -60,9 +62,6 @@ class Upload:
         except TypeError:
             return None
         return upload if Path(upload.path).exists() else None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def column_map(self) -> ColumnMap | None:
@@ -165,6 +164,22 @@ def uploads_sweep(*tokens: str) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def pasted_text(text: str) -> str:
+    """Pasted lines without blank ones at the ends. The tabs of empty cells in the last row stay."""
+    lines = text.replace("\r\n", "\n").split(
+        "\n"
+    )  # as a form sends them; within a cell they would stand in the prompt
+    said = [number for number, line in enumerate(lines) if line.strip()]
+    return "\n".join(lines[said[0] : said[-1] + 1]) if said else ""
+
+
+def pasted_file(text: str) -> UploadedFile:
+    """Pasted lines as a file; one that begins with no JSON is a table, by tabs where its first line has one."""
+    first = text.partition("\n")[0]
+    ending = "jsonl" if text.lstrip()[:1] in "[{" else "tsv" if "\t" in first else "csv"
+    return cast(UploadedFile, ContentFile(text.encode(), name=f"pasted.{ending}"))
+
+
 def _uploads() -> Path:
     folder: Path = settings.RATCHET_HOME / "uploads"
     return folder
@@ -198,6 +213,8 @@ class Trial:
     """False where no choice of columns would help either: the page asks for another file."""
     context: dict[str, Any]
     """Context of `feedback/_import_trial.html`."""
+    upload: Upload
+    """With its columns as they were guessed, where it could be read so alone."""
 
 
 def too_large(request: HttpRequest) -> HttpResponse | None:
@@ -209,8 +226,7 @@ def too_large(request: HttpRequest) -> HttpResponse | None:
         f"The upload is larger than {limit >> 20} MB. Split the file, zip it, or read it with "
         f"`{PROGRAM} import_feedback FILE`, which takes any size."
     )
-    # what was not read of the body cannot be answered over: the connection ends with this
-    return HttpResponse(fault, status=413, content_type="text/plain", headers={"Connection": "close"})
+    return body_refused(fault)
 
 
 def upload_mapped(upload: Upload, given: Mapping[str, str]) -> Upload:
@@ -235,6 +251,8 @@ def upload_try(upload: Upload, *, actor: str, fault: str = "") -> Trial:
     except FormatRefused as refusal:
         fault = upload.without_paths(str(refusal))
     columns = offered_columns(previews)
+    if fault and not upload.columns and (guessed := _trial_guessed(upload, columns, actor)):
+        return guessed
     fault = IN_A_SHELL.split(fault)[0]  # the page asks for it itself
     context = {
         "upload": upload,
@@ -245,10 +263,24 @@ def upload_try(upload: Upload, *, actor: str, fault: str = "") -> Trial:
         **_columns(upload, columns, guess=bool(fault)),
         **(_trial_context(upload, report) if report else {"any": False}),
     }
-    return Trial(fault, not fault or bool(columns), context)
+    return Trial(fault, not fault or bool(columns), context, upload)
 
 
-def _trial_context(upload: Upload, report: ImportReport) -> dict[str, Any]:
+def _trial_guessed(upload: Upload, columns: tuple[ColumnSeen, ...], actor: str) -> Trial | None:
+    """The trial of a file of unknown columns, read as their names suggest; None if that reads nothing."""
+    if any(column.field for column in columns):
+        return None
+    guess = _guess([column.name for column in columns])
+    if not {"prompt", "response"} <= set(guess):
+        return None
+    trial = upload_try(replace(upload, columns=guess), actor=actor)
+    if trial.fault or not trial.context["any"]:
+        return None
+    words = "Its columns were guessed by their names: check them below."
+    return replace(trial, context={**trial.context, "notes": [words, *trial.context["notes"]]})
+
+
+def _trial_context(upload: Upload, report: ImportReport) -> dict[str, object]:
     """Result of a dry run, for the page."""
     found = report.as_dict()
     known = formats.FORMATS.get(report.format)
@@ -269,7 +301,7 @@ def _trial_context(upload: Upload, report: ImportReport) -> dict[str, Any]:
     }
 
 
-def _columns(upload: Upload, columns: tuple[ColumnSeen, ...], *, guess: bool) -> dict[str, Any]:
+def _columns(upload: Upload, columns: tuple[ColumnSeen, ...], *, guess: bool) -> dict[str, object]:
     """The first rows as a table, with what each column is read as; with a guess of what it may be where the file cannot
     be read as it is."""
     chosen = {

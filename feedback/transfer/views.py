@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
@@ -28,6 +29,8 @@ from feedback.transfer.import_report import COUNTS, batch_get, batches, count_te
 from feedback.transfer.import_undo import FORCE, Undone, UndoRefused, import_undo
 from feedback.transfer.uploads import (
     Upload,
+    pasted_file,
+    pasted_text,
     too_large,
     upload_mapped,
     upload_store,
@@ -36,7 +39,7 @@ from feedback.transfer.uploads import (
 )
 
 UPLOAD_KEY = "import_upload"
-"""Session key of the uploaded file, as `Upload.as_dict`."""
+"""Session key of the uploaded file, as an `Upload`."""
 
 
 @csrf_exempt  # the size is looked at before the body is read; _imports checks the token
@@ -47,9 +50,9 @@ def imports(request: HttpRequest) -> HttpResponse:
     return too_large(request) or _imports(request)
 
 
-@csrf_protect
 @login_required
 @permission_required(SCOPE_PERMISSIONS["operate"], raise_exception=True)
+@csrf_protect  # reads the body
 def _imports(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         return _file_retry(request) if request.POST.get("token") else _upload_response(request)
@@ -63,7 +66,8 @@ def _form(request: HttpRequest, *, fault: str = "", status: int = 200) -> HttpRe
         "fault": fault,
         "formats": formats.FORMATS.values(),
         "agents": agent_slugs(),
-        "given": request.POST,
+        "given": request.POST
+        or Upload.of(request.session.get(UPLOAD_KEY) or {}),  # what was typed for a file
         "limit_mb": settings.FEEDBACK_UPLOAD_MAX_BYTES >> 20,
         "max_licence": MAX_LICENCE,
     }
@@ -74,8 +78,11 @@ def _upload_response(request: HttpRequest) -> HttpResponse:
     """Take a file."""
     _forget(request)
     file, ratings = request.FILES.get("file"), request.FILES.get("ratings")
-    if file is None:
-        return _form(request, fault="Expected a file, found none: choose one.", status=400)
+    text = pasted_text(request.POST.get("text", ""))
+    if file is None and not text:
+        return _form(
+            request, fault="Expected a file or rows, found neither: choose a file or paste some.", status=400
+        )
     agent, licence = request.POST.get("agent", "").strip(), request.POST.get("licence", "").strip()
     if agent and not re.fullmatch(SLUG_PATTERN, agent):
         return _form(request, fault="Agent: expected a slug such as support-bot.", status=400)
@@ -84,7 +91,7 @@ def _upload_response(request: HttpRequest) -> HttpResponse:
             request, fault=f"Licence: expected a name of at most {MAX_LICENCE} characters.", status=400
         )
     upload = upload_store(
-        file,
+        file or pasted_file(text),
         ratings,
         format=request.POST.get("format") or "auto",
         agent=agent,
@@ -115,7 +122,7 @@ def _trial_response(request: HttpRequest, upload: Upload, *, fault: str = "") ->
     if not trial.readable:
         uploads_sweep(upload.token)
         return _form(request, fault=trial.fault, status=400)
-    request.session[UPLOAD_KEY] = upload.as_dict()
+    request.session[UPLOAD_KEY] = asdict(trial.upload)
     status = 400 if trial.fault else 200
     return render(request, "feedback/import_tried.html", trial.context, status=status)
 
@@ -247,11 +254,11 @@ def _removed_counts(found: dict[str, Any]) -> list[tuple[str, int]]:
     return [(name, found[name]) for name in UNDONE if found.get(name)]
 
 
-def _option(value: Any) -> str:
+def _option(value: object) -> str:
     return ", ".join(f"{k} = {v}" for k, v in value.items()) if isinstance(value, dict) else "yes"
 
 
-def _context(batch: ImportBatch) -> dict[str, Any]:
+def _context(batch: ImportBatch) -> dict[str, object]:
     left = rows_remaining(batch)
     return {
         "batch": batch,

@@ -15,7 +15,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import trl
@@ -35,6 +35,9 @@ from transformers import (
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from packed_forward.dpo_trainer import PackedDPOTrainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PAIRS = [
     {
@@ -73,13 +76,18 @@ class Recorder(TrainerCallback):
         self.seconds.append(time.perf_counter() - self.began)
 
     def on_log(
-        self, args: object, state: TrainerState, control: TrainerControl, logs: Any = None, **_: object
+        self,
+        args: object,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: object,
     ) -> None:
         if logs and "loss" in logs:
             self.losses.append(float(logs["loss"]))
 
 
-def tiny_model() -> tuple[Any, Any]:
+def tiny_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A random two-layer Llama and a tokenizer of bytes: nothing is downloaded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -104,13 +112,13 @@ def tiny_model() -> tuple[Any, Any]:
     return LlamaForCausalLM(config), tokenizer
 
 
-def load(name: str) -> tuple[Any, Any]:
+def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if name == "tiny":
         return tiny_model()
     return AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
 
 
-def train(kind: type[trl.DPOTrainer], model_name: str, steps: int, folder: Path, **config: Any) -> Run:
+def train(kind: type[trl.DPOTrainer], model_name: str, steps: int, folder: Path, **config: object) -> Run:
     """Train one trainer class on `PAIRS` with LoRA; both classes draw the same weights and batches from the seed."""
     model, tokenizer = load(model_name)
     recorder = Recorder()

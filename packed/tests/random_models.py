@@ -1,7 +1,5 @@
 """Tiny random models of many architectures, rows for them, and a count of what waits for a device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -11,25 +9,15 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.pytorch_utils import Conv1D
 
-from packed_forward.packing import TokenizedCompletion
+from packed_forward.packing import Strategy, TokenizedCompletion
+from packed_forward.row_cache import SelftestCache
 from packed_forward.selftest import PackableModel
-from packed_forward.selftest_cache import SelftestCache
-from packed_forward.strategies import Strategy
 
 VOCABULARY = 200
 
-COMMON: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+COMMON: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+COMMON |= {"num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": VOCABULARY}
+COMMON |= {"max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 HEAD = {"head_dim": 16}
 
@@ -37,12 +25,8 @@ MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": VOCABULARY, "s
 
 GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512, "vocab_size": VOCABULARY}
 
-LINEAR = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+LINEAR |= {"linear_value_head_dim": 16}
 
 SHAPES: dict[str, tuple[str, dict[str, Any], Strategy]] = {
     "llama": ("llama", COMMON, Strategy.LAST_LAYER),
@@ -72,13 +56,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any], Strategy]] = {
 
 
 def a_policy(
-    shape: str, dtype: torch.dtype = torch.float32, cache: SelftestCache | None = None
+    shape: str,
+    dtype: torch.dtype = torch.float32,
+    cache: SelftestCache | None = None,
+    *,
+    device: str = "cpu",
+    **more: Any,
 ) -> PackableModel:
-    """A random model with LoRA, whose weights are large enough for a wrong mask to be seen."""
+    """A random model with LoRA, whose weights are large enough for a wrong mask to be seen. `more` replaces keys of its
+    config."""
     architecture, config, _ = SHAPES[shape]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**config)).to(dtype)
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**config | more)).to(dtype)
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if weight.ndim > 1:
@@ -96,6 +86,7 @@ def a_policy(
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    adapted.to(device)
     return PackableModel(adapted, pad_token_id=0, selftest_cache=cache)
 
 

@@ -1,7 +1,5 @@
 """The two-product head against TRL's general function, which also differentiates a head that is trained."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from trl.kernels import ChunkedLogProbFunction
@@ -50,23 +48,20 @@ def test_a_token_the_model_is_sure_of_keeps_its_small_gradient_in_bfloat16() -> 
     targets = logits.argmax(-1)
     p = torch.softmax(logits, -1)
     assert float(p.max()) > 0.9999  # rounded to bfloat16 this is 1, and 1 - p nothing
-    rows = torch.nn.functional.one_hot(targets, VOCABULARY) - p
-    expected = rows @ weight.double()
+    expected = (torch.nn.functional.one_hot(targets, VOCABULARY) - p) @ weight.double()
     (found,) = torch.autograd.grad(
         FrozenHeadLogProb.apply(hidden, weight, None, targets, 1.0, None, 1.0, ())[0].sum(), hidden
     )
-    off = (found.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert float(off.max()) < 0.02
+    assert float(((found.double() - expected).norm(dim=-1) / expected.norm(dim=-1)).max()) < 0.02
 
 
-def test_without_gradients_nothing_is_kept_for_them() -> None:
+def test_nothing_kept_without_gradients_and_no_token() -> None:
+    # without gradients nothing is kept for them
     hidden, weight, bias, targets = parts()
     found = FrozenHeadLogProb.apply(hidden.detach(), weight, bias, targets, 1.0, None, 1.0, ())
     assert not found[0].requires_grad
     assert found[1:] == (None, None, None, None)
-
-
-def test_no_token_is_no_error() -> None:
+    # no token is no error
     hidden, weight, bias, targets = parts()
     found = FrozenHeadLogProb.apply(hidden[:0], weight, bias, targets[:0], 1.0, None, 1.0, EXTRAS)
     assert [len(values) for values in found] == [0] * 5

@@ -1,16 +1,13 @@
 """Metrics lazy on the device: TRL's own numbers, read in one go when they are logged."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from packed_forward import forward, selftest
+from packed_forward.dpo_trainer import EXTRAS
 from packed_forward.lazy_metrics import LazyMetrics, LazyScalar, LazyTensor
 from packed_forward.logps import causal_model
-from packed_forward.packing import pack
-from packed_forward.strategies import Strategy
-from packed_forward.trl_forward import EXTRAS
+from packed_forward.packing import Strategy, pack
 from random_models import Reads, a_policy, some_items
 
 
@@ -18,8 +15,7 @@ def test_one_transfer_fetches_all_numbers_of_a_type() -> None:
     pending = LazyMetrics()
     numbers = [pending.wrap(torch.tensor([1.0, 2.0, float(i)])).mean().item() for i in range(9)]
     tokens = pending.wrap(torch.tensor([3, 4])).sum().item()
-    mean = sum(numbers) / len(numbers)
-    assert (float(mean), int(tokens // 2)) == (pytest.approx(7 / 3), 3)
+    assert (float(sum(numbers) / len(numbers)), int(tokens // 2)) == (pytest.approx(7 / 3), 3)
     assert pending.transfers == 2
     assert pending.entries == []
 
@@ -52,9 +48,7 @@ def test_what_a_kept_tensor_does_not_know_is_done_by_the_tensor() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [Strategy.LAST_LAYER, Strategy.SPLIT])
-def test_packed_rows_are_computed_where_they_lie_and_nothing_is_read(
-    strategy: Strategy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_rows_are_computed_in_place(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device `meta` has shapes but no values: a mask made elsewhere, or a number read, would raise."""
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # it does not know this device
     policy, items = a_policy("llama"), some_items(20, 31)

@@ -1,13 +1,11 @@
 """Micro-batches: the loss and the gradients of the whole batch, in as many parts as memory asks for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 
-from packed_forward.micro_batches import MicroBatcher, micro_batches
+from packed_forward.packing import MicroBatcher, micro_batches
 
 
 def row(tokens: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Use of the packed forward from outside: in plain TRL (`PackedDPOTrainer`), in a notebook, in the example."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys
@@ -18,7 +16,7 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 import packed_forward as packed
 from packed_forward.dpo_trainer import PackedDPOTrainer, PreferenceCollator
-from packed_forward.strategies import Strategy
+from packed_forward.packing import Strategy
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "packed_dpo.py"
 
@@ -26,8 +24,6 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "packed_dpo.py"
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("packed_dpo", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["packed_dpo"] = module
     spec.loader.exec_module(module)
@@ -96,13 +92,10 @@ def loss_and_gradients(trainer: trl.DPOTrainer) -> tuple[float, dict[str, torch.
     ],
     ids=["lora", "cut at the end", "cut at the start, reference computed before", "full fine-tuning, IPO"],
 )
-def test_loss_and_gradients_of_a_batch_are_trls_own(
-    example: ModuleType, tmp_path: Path, config: dict[str, Any]
-) -> None:
+def test_loss_and_gradients_are_trls(example: ModuleType, tmp_path: Path, config: dict[str, Any]) -> None:
     loss, gradients = loss_and_gradients(a_trainer(example, tmp_path, trl.DPOTrainer, **config))
     ours = a_trainer(example, tmp_path, PackedDPOTrainer, **config)
     assert isinstance(ours, PackedDPOTrainer)
-    assert ours.strategy_choice is not None
     assert ours.strategy_choice.strategy is Strategy.LAST_LAYER
     packed_loss, packed_gradients = loss_and_gradients(ours)
     assert abs(loss - math.log(2)) > 1e-4  # the policy is not the reference
@@ -123,12 +116,9 @@ def test_bfloat16_autocast_is_part_of_the_self_test(example: ModuleType, tmp_pat
     ("config", "reason"),
     [({"use_weighting": True}, "use_weighting"), ({"torch_compile": True}, "replace the model's forward")],
 )
-def test_a_run_that_cannot_be_packed_stays_trls_and_says_why(
-    example: ModuleType, tmp_path: Path, config: dict[str, Any], reason: str
-) -> None:
+def test_what_stays_trls(example: ModuleType, tmp_path: Path, config: dict[str, Any], reason: str) -> None:
     trainer = a_trainer(example, tmp_path, PackedDPOTrainer, **config)
     assert isinstance(trainer, PackedDPOTrainer)
-    assert trainer.strategy_choice is not None
     assert trainer.strategy_choice.strategy is Strategy.STOCK
     assert reason in trainer.strategy_choice.reason
     assert type(trainer.data_collator) is DataCollatorForPreference
@@ -138,8 +128,7 @@ def test_a_row_longer_than_the_tested_ones_goes_unpacked() -> None:
     collator = PreferenceCollator(pad_token_id=0, strategy=Strategy.SPLIT, tested_tokens=5)
     row = {"prompt_ids": [5, 6, 7], "chosen_ids": [8, 1], "rejected_ids": [1]}
     assert "packed" in collator([row])
-    longer = {**row, "rejected_ids": [9, 9, 1]}
-    batch = collator([longer])
+    batch = collator([{**row, "rejected_ids": [9, 9, 1]}])
     assert "packed" not in batch
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 1, 0], [5, 6, 7, 9, 9, 1]]
 

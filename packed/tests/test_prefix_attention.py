@@ -1,17 +1,14 @@
 """Packed rows: the same log-probabilities and gradients as rows that repeat the prompt, or the stock forward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig
 
-from packed_forward import forward, fused_layers, prefix_attention, selection, selftest
-from packed_forward.packing import PackedBatch, TokenizedCompletion, pack
+from packed_forward import forward, fused_layers, graphs, prefix_attention, selection, selftest
+from packed_forward.packing import PackedBatch, Strategy, TokenizedCompletion, pack
 from packed_forward.selftest import PackableModel
-from packed_forward.strategies import Strategy
 from random_models import SHAPES, VOCABULARY, a_policy, some_items
 
 
@@ -31,10 +28,8 @@ def compare(
     return float((expected - found).abs().max()), off
 
 
-# --- Packing ------------------------------------------------------------------------------------------------
-
-
-def test_a_prompt_and_a_completion_stand_in_the_row_once() -> None:
+def test_a_row_of_completions() -> None:
+    # a prompt and a completion stand in the row once
     packed = pack([[5, 6], [5, 6], [7]], [[1, 2, 3], [4, 9], [8]], pad_token_id=0)
     assert packed.prompt_ids.tolist() == [[5, 6], [7, 0]]
     # last tokens are not fed, and the second row's only token is a last one
@@ -42,34 +37,23 @@ def test_a_prompt_and_a_completion_stand_in_the_row_once() -> None:
     assert packed.suffix_positions.tolist() == [[2, 3, 2], [0, 0, 0]]
     assert packed.suffix_segments.tolist() == [[0, 0, 1], [-1, -1, -1]]
     assert packed.tokens == 6
-
-
-def test_each_token_is_predicted_from_the_one_before_it() -> None:
+    # each token is predicted from the one before it
     packed = pack([[5, 6], [5, 6], [7]], [[1, 2, 3], [4, 9], [8]], pad_token_id=0)
     # kept states: row 0 is [6, 1, 2, 4], row 1 is [7, -, -, -]
     assert packed.sources.tolist() == [[0, 1, 2], [0, 3, 0], [4, 0, 0]]
     assert packed.targets.tolist() == [[1, 2, 3], [4, 9, 0], [8, 0, 0]]
     assert packed.target_mask.tolist() == [[True] * 3, [True, True, False], [True, False, False]]
-
-
-def test_the_same_completion_twice_is_computed_once() -> None:
+    # the same completion twice is computed once
     packed = pack([[5]] * 3, [[1, 2], [1, 2], [1, 3]], pad_token_id=0)
     assert packed.suffix_ids.tolist() == [[1, 1]]
     assert packed.sources.tolist() == [[0, 1], [0, 1], [0, 2]]
-
-
-def test_a_completion_sees_the_prompt_and_itself() -> None:
+    # a completion sees the prompt and itself
     packed = pack([[5, 6], [5, 6], [7]], [[1, 2, 3], [4, 9], [8]], pad_token_id=0)
     first = packed.suffix_mask()[0, 0].int().tolist()
     assert first == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1]]
-
-
-def test_an_empty_completion_is_refused() -> None:
+    # an empty completion is refused
     with pytest.raises(ValueError, match="at least one token"):
         pack([[5]], [[]], pad_token_id=0)
-
-
-# --- The ladder ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -89,9 +73,7 @@ EXACT = [
 
 
 @pytest.mark.parametrize(("shape", "strategy"), EXACT)
-def test_log_probabilities_and_gradients_are_those_of_the_stock_forward(
-    shape: str, strategy: Strategy
-) -> None:
+def test_log_probabilities_and_gradients_are_the_stock_forwards(shape: str, strategy: Strategy) -> None:
     logps, gradients = compare(a_policy(shape), some_items(40, 20, 57), strategy)
     assert logps < 1e-5
     assert gradients < 1e-4
@@ -104,9 +86,7 @@ def test_a_window_is_found_on_the_longest_row_only() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_mask_that_lets_completions_see_each_other_is_caught(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_a_mask_that_leaks_is_caught(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     def plainly_causal(self: PackedBatch) -> torch.Tensor:
         prompt, suffix = self.prompt_ids.shape[1], self.suffix_ids.shape[1]
         mask = torch.ones(suffix, prompt + suffix, dtype=torch.bool).tril(prompt)
@@ -142,9 +122,7 @@ def test_half_precision_is_held_to_no_more_than_it_knows_itself() -> None:
 
 
 @pytest.mark.slow
-def test_a_row_that_half_precision_cannot_tell_is_packed_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_half_precision_cannot_tell_is_packed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if two right ways differed by more than the tolerance: what the stock forward moves by itself is allowed."""
     policy, items = a_policy("llama", torch.bfloat16), some_items(57, 20)
     with selftest.measurement_mode(policy, True):
@@ -166,7 +144,6 @@ def test_a_backward_pass_that_is_wrong_is_caught(monkeypatch: pytest.MonkeyPatch
 
     def wrong(ctx: Any, *grads: torch.Tensor) -> Any:
         query, key, *others = right(ctx, *grads)
-        assert key is not None
         return query, 2 * key, *others
 
     monkeypatch.setattr(prefix_attention.BlockAttention, "backward", staticmethod(wrong))
@@ -193,13 +170,8 @@ def test_stock_restores_the_stock_forward() -> None:
     assert "forward" not in vars(model.base_model.layers[-1].self_attn.q_proj)
 
 
-# --- Attention and LoRA -------------------------------------------------------------------------------------
-
-
 @pytest.mark.campaign
-def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_blocked_attention_is_attention_under_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_attention.BlockAttention, "WIDTH", 4)  # 4, 4 and 3 of 11
     packed = pack([[5] * 11, [6] * 9], [[1, 2, 3, 4], [4, 9]], pad_token_id=0)
     length, generator = 11 + packed.suffix_ids.shape[1], torch.Generator().manual_seed(0)
@@ -219,6 +191,20 @@ def test_attention_in_blocks_is_attention_under_the_mask_with_its_gradients(
     )
     assert torch.allclose(blocks(query, key, value), whole.transpose(1, 2), atol=1e-12)
     assert torch.autograd.gradcheck(blocks, (query, key, value))
+
+
+@pytest.mark.parametrize("shape", ["llama", "phi3"])
+def test_rows_padded_further_have_the_same_states(shape: str) -> None:
+    policy, strategy, items = a_policy(shape), SHAPES[shape][2], some_items(40, 20)
+    selftest.install(policy, strategy)
+    packed = pack([i.prompt_ids for i in items], [i.response_ids for i in items], pad_token_id=0)
+    suffix = packed.suffix_ids.shape[1]
+    with torch.no_grad():
+        hidden = forward.packed_hidden(policy.model.get_base_model(), packed, strategy)
+        wide = packed.widened(graphs.grid(40), graphs.grid(suffix) + 16)
+        found = forward.packed_hidden(policy.model.get_base_model(), wide, strategy)[:, : 1 + suffix]
+    real = torch.cat([torch.ones(2, 1, dtype=torch.bool), packed.suffix_segments >= 0], 1)
+    torch.testing.assert_close(found[real], hidden[real], atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", ["llama", "qwen3", "gpt2"])

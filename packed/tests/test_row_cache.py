@@ -1,7 +1,5 @@
 """The cache of rows: kept for the next run, shared, bounded, and never a reason to fail."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sqlite3
 from pathlib import Path
@@ -58,9 +56,7 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     assert len(RowCache(path).get([key(n) for n in (*range(40), *range(1_000, 1_040))])) == 80
 
 
-def test_a_broken_file_is_put_aside_and_done_without(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_file_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "c.sqlite3"
     path.write_bytes(b"not a database" * 500)
     cache = RowCache(path)

@@ -1,7 +1,5 @@
 """A model's self-test is not repeated by a later run unless something it depends on is new."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from packed_forward import selection, selftest, selftest_cache
+from packed_forward import row_cache, selection, selftest
 from packed_forward.logps import causal_model
-from packed_forward.row_cache import RowCache
+from packed_forward.packing import Strategy
+from packed_forward.row_cache import RowCache, SelftestCache
 from packed_forward.selftest import PackableModel
-from packed_forward.selftest_cache import SelftestCache
-from packed_forward.strategies import Strategy
 from random_models import a_policy, some_items
 
 
@@ -50,13 +47,11 @@ def test_a_later_run_takes_what_an_earlier_one_found_and_says_so(tmp_path: Path,
 
 
 @pytest.mark.parametrize("new", ["longer rows", "gradients", "code", "adapter"])
-def test_what_is_new_is_tried(
-    tmp_path: Path, tried: list[str], new: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_is_tried(tmp_path: Path, tried: list[str], new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     selection.strategy_select(kept("llama", tmp_path), some_items(40), gradients=True)
     policy = kept("llama", tmp_path)
     if new == "code":
-        monkeypatch.setattr(selftest_cache, "packed_code", lambda: "of another version")
+        monkeypatch.setattr(row_cache, "packed_code", lambda: "of another version")
     if new == "adapter":
         next(p for name, p in policy.model.named_parameters() if "lora_A" in name).requires_grad_(False)
     items = some_items(41 if new == "longer rows" else 40)
@@ -64,9 +59,7 @@ def test_what_is_new_is_tried(
     assert len(tried) == 2
 
 
-def test_what_no_rung_could_do_and_what_failed_is_tried_again(
-    tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_tried_again(tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: Any, **__: Any) -> Any:
         raise RuntimeError("can't allocate memory")
 
@@ -92,9 +85,7 @@ def test_what_rounding_alone_changes_is_no_disagreement(rounding: float, agrees:
     assert not selftest.compare(expected, wrong, torch.bfloat16, spread)[0]
 
 
-def test_gradients_of_a_long_row_are_not_compared_where_there_are_shorter_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_gradients_are_left_to_shorter_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "GRADIENT_TOKENS", 48)
     policy, items = a_policy("llama"), some_items(100, 30, 12)
     probes = selftest.probe_completions(items)

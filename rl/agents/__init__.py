@@ -8,7 +8,6 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any
 
 from rl.agents.base import Agent, AgentFacts
 
@@ -36,7 +35,7 @@ finders: list[Callable[[str], Agent | None]] = []
 """Called in order for a slug without a file: they find agents that were defined without code."""
 
 
-def agent_register(name: str, found: Any) -> None:
+def agent_register(name: str, found: object) -> None:
     """Register a plugin's agent (`backend.plugins`). Raises ValueError if it is no Agent, or its slug is taken."""
     if not isinstance(found, Agent):
         raise ValueError(f"expected an Agent (rl.agents.base), found {found!r:.80}")

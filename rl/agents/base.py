@@ -83,7 +83,7 @@ class Drawing(Protocol):
     """Draws a choice as its user would see it."""
 
     def __call__(
-        self, choice: str, *, asked: str, description: str, context: Mapping[str, Any], seed: str
+        self, choice: str, *, asked: str, description: str, context: Mapping[str, object], seed: str
     ) -> str | None:
         """One SVG element with every text escaped, or None for a choice without a drawing.
 
@@ -163,7 +163,7 @@ class Agent:
         """The action of a response. Raises InvalidResponse; with a state, also for a choice it does not list."""
         raise NotImplementedError
 
-    def deed(self, response: str) -> Any:
+    def deed(self, response: str) -> object:
         """The part of an answer that decides whether two answers are equal. Raises InvalidResponse."""
         return self.parse(response)
 
@@ -171,7 +171,7 @@ class Agent:
         """JSON schema of a valid response, or None for free text."""
         return None
 
-    def schema_served(self, state: Any) -> JsonObject | None:
+    def schema_served(self, state: object) -> JsonObject | None:
         """`response_schema` for any state an app sent; without the state if it cannot be read; None for free text."""
         if not self.structured:
             return None
@@ -211,7 +211,7 @@ class Agent:
         """The responses known to be right for a state, each of them enough; None if unknown."""
         return None
 
-    def truths(self, state: Any) -> list[str]:
+    def truths(self, state: object) -> list[str]:
         """`ground_truth` for any state an app sent; empty if unknown."""
         try:
             return list(self.ground_truth(state) or ()) if isinstance(state, Mapping) else []
@@ -261,7 +261,7 @@ def state_text(state: State, key: str, slug: str) -> str:
     return value
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
+def unique_keys(pairs: list[tuple[str, object]]) -> JsonObject:
     """Hook for `json.loads` that refuses a repeated key, of which json would silently keep the last."""
     keys = [key for key, _ in pairs]
     if len(set(keys)) != len(keys):
@@ -307,7 +307,7 @@ def answer_plain(answer: str) -> str:
     return text
 
 
-def answer_under(key: str, response: str, *, like: str) -> Any:
+def answer_under(key: str, response: str, *, like: str) -> object:
     """Value under the only key of a JSON response. Raises InvalidResponse for anything not of the form `like`."""
     found = repr(response[:80])
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rl.agents.base import (
     Agent,
@@ -26,7 +25,7 @@ LONGEST = 100_000
 """Longest answer in characters that is parsed as JSON; a longer one is free text."""
 
 
-def json_read(text: str) -> Any:
+def json_read(text: str) -> object:
     """The value of a JSON text; None if it is not JSON, too long or too deeply nested."""
     if len(text) > LONGEST:
         return None
@@ -36,7 +35,7 @@ def json_read(text: str) -> Any:
         return None
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def leaves(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
     """(path, value) of each leaf, in order."""
     if isinstance(value, Mapping) and value and len(path) < DEEPEST:
         for name, inner in value.items():
@@ -45,7 +44,7 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield path, value
 
 
-def composed(found: Sequence[tuple[Path, Any]]) -> Any:
+def composed(found: Sequence[tuple[Path, object]]) -> object:
     """The object made of these leaves. If one path is the beginning of another, the first of the two is kept."""
     whole: JsonObject = {}
     taken: set[Path] = set()
@@ -110,7 +109,7 @@ class _Missing:
 _MISSING = _Missing()
 
 
-def _list_right(answer: Sequence[Any], right: Sequence[Any]) -> float:
+def _list_right(answer: Sequence[object], right: Sequence[object]) -> float:
     if not answer and not right:
         return 1.0
     if any(isinstance(item, Mapping) for item in right):

@@ -78,7 +78,7 @@ class InferredAgent(Assistant):
         chosen = self.repeats or self.choices_held > len(self.wordings)
         return bool(self.answers) or (self.schema is not None and chosen)
 
-    def deed(self, response: str) -> Any:
+    def deed(self, response: str) -> object:
         if self.schema is None or self.repeats or not self.wordings:
             return super().deed(response)
         action = self.parse(response)

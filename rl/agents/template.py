@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from rl.agents.base import (
     Agent,
@@ -20,11 +21,14 @@ from rl.agents.base import (
 MAX_SCHEMA = 32_768
 """Longest JSON schema in characters, as `backend.limits.SCHEMA_CHARACTERS`, which this package does not import."""
 
+MAX_APPLIED = (64, 10_000)
+"""Most levels, and most parts, of a JSON schema that apply to one value."""
+
 PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Placeholder for a value of the state: {name}."""
 
 
-def schema_fault(value: Any, schema: Mapping[str, Any]) -> str:
+def schema_fault(value: object, schema: Mapping[str, object]) -> str:
     """Why a value does not fit a JSON schema, in one line; empty if it fits."""
     import jsonschema  # here, because most agents have no schema of their own
 
@@ -36,7 +40,7 @@ def schema_fault(value: Any, schema: Mapping[str, Any]) -> str:
     return f"{f'{where}: ' if where else ''}{error.message}"[:300]
 
 
-def arguments_fault(arguments: Mapping[str, Any], schema: Any) -> str:
+def arguments_fault(arguments: Mapping[str, object], schema: object) -> str:
     """`schema_fault` for a schema that an app sent. A schema that cannot be used is the fault.
 
     Patterns are ignored: an app could send one whose matching never ends.
@@ -49,7 +53,7 @@ def arguments_fault(arguments: Mapping[str, Any], schema: Any) -> str:
     return schema_fault(arguments, plain)
 
 
-def _without_patterns(value: Any) -> Any:
+def _without_patterns(value: object) -> Any:
     if isinstance(value, Mapping):
         return {
             key: _without_patterns(inner)
@@ -59,7 +63,7 @@ def _without_patterns(value: Any) -> Any:
     return [_without_patterns(inner) for inner in value] if isinstance(value, list) else value
 
 
-def schema_check(schema: Any) -> None:
+def schema_check(schema: object) -> None:
     """Raises ValueError for anything but a JSON schema whose references stay within it; nothing is fetched."""
     import jsonschema
 
@@ -71,18 +75,75 @@ def schema_check(schema: Any) -> None:
         jsonschema.validators.validator_for(schema).check_schema(schema)
     except jsonschema.exceptions.SchemaError as error:
         raise ValueError(f"expected a JSON schema; {error.message[:200]}") from error
-    if any(not ref.startswith("#") for ref in _references(schema)):
-        raise ValueError("expected a JSON schema whose $ref stay within it (#/...)")
+    references_check(schema)
 
 
-def _references(value: object) -> list[str]:
-    if isinstance(value, Mapping):
-        own = [str(value["$ref"])] if "$ref" in value else []
-        return own + [found for inner in value.values() for found in _references(inner)]
-    return [found for inner in value for found in _references(inner)] if isinstance(value, list) else []
+def references_check(schema: object) -> None:
+    """Raises ValueError unless each $ref leads to a part of the schema, and each value is checked in few steps.
+
+    A part may refer to itself for a smaller value, such as the items of a list. A part that applies itself to the same
+    value would never end.
+    """
+    known: dict[int, tuple[int, int]] = {}
+
+    def measure(part: object, depth: int) -> tuple[int, int]:
+        """(levels, parts) that apply to the value of a part."""
+        if depth > MAX_APPLIED[0]:
+            raise ValueError(
+                f"expected a JSON schema without a loop of $ref, and at most {depth - 1} in a row"
+            )
+        if id(part) not in known:
+            inner = [measure(one, depth + 1) for one in _applied(part, schema)]
+            known[id(part)] = (
+                1 + max((levels for levels, _ in inner), default=0),
+                1 + sum(n for _, n in inner),
+            )
+        levels, parts = known[id(part)]
+        if depth + levels > MAX_APPLIED[0] or parts > MAX_APPLIED[1]:
+            raise ValueError(f"expected at most {MAX_APPLIED[1]:,} parts of a JSON schema for one value")
+        return known[id(part)]
+
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            measure(part, 0)
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
 
 
-def answer_of_schema(response: str, schema: Mapping[str, Any]) -> JsonObject:
+def _applied(part: object, schema: object) -> list[object]:
+    """Parts of a schema that apply to the same value as this part."""
+    if not isinstance(part, Mapping):
+        return []
+    found = [part[name] for name in ("not", "if", "then", "else") if name in part]
+    for name in ("allOf", "anyOf", "oneOf"):
+        found += part[name] if isinstance(part.get(name), list) else []
+    if isinstance(part.get("dependentSchemas"), Mapping):
+        found += part["dependentSchemas"].values()
+    return found + [
+        _part_at(part[name], schema) for name in ("$ref", "$dynamicRef") if isinstance(part.get(name), str)
+    ]
+
+
+def _part_at(reference: str, schema: object) -> object:
+    """The part that a reference leads to: `#`, or a JSON pointer after it (RFC 6901). Raises ValueError."""
+    found = schema
+    try:
+        if reference[:1] != "#" or reference[1:2] not in ("", "/"):
+            raise KeyError(reference)
+        for name in unquote(reference[1:]).split("/")[1:]:
+            key = name.replace("~1", "/").replace("~0", "~")
+            found = found[int(key)] if isinstance(found, list) else found[key]  # type: ignore[index]
+    except (LookupError, TypeError, ValueError):
+        raise ValueError(
+            f"expected a JSON schema whose $ref stay within it (#/...); found {reference[:80]!r}"
+        ) from None
+    return found
+
+
+def answer_of_schema(response: str, schema: Mapping[str, object]) -> JsonObject:
     """The JSON object of a response, checked by a schema; any other JSON value comes as {"value": ...}.
 
     Raises InvalidResponse.
@@ -110,7 +171,7 @@ class TemplateAgent(Agent):
     """
 
     template: str = "{question}"
-    schema: Mapping[str, Any] | None = field(default=None, hash=False)
+    schema: Mapping[str, object] | None = field(default=None, hash=False)
 
     @property
     def structured(self) -> bool:

@@ -228,7 +228,7 @@ class ToolAgent(Agent):
 
 
 def states_of_trace(
-    steps: Sequence[Mapping[str, Any]], goal: str, tools: Sequence[Mapping[str, Any]]
+    steps: Sequence[Mapping[str, object]], goal: str, tools: Sequence[Mapping[str, object]]
 ) -> list[tuple[JsonObject, str]]:
     """(state before it, response that makes it) for each tool call of a trace.
 
@@ -274,12 +274,12 @@ def _exact_object(properties: JsonObject) -> JsonObject:
     }
 
 
-def _step_line(step: Any) -> str:
+def _step_line(step: object) -> str:
     if not isinstance(step, Mapping):
         return ""
     if step.get("kind") == "tool_call":
         arguments = json.dumps(step.get("arguments") or {}, ensure_ascii=False, default=str)
-        result: Any = f"error {step['error']}" if step.get("error") else step.get("result")
+        result: object = f"error {step['error']}" if step.get("error") else step.get("result")
         result_text = (
             result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
         )

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 from rl.agents.base import (
     Agent,
@@ -115,7 +114,7 @@ def scenarios_world(show: Show, want: Callable[[JsonObject], None]) -> World:
     return World(draw, want)
 
 
-def draw_lines(exact: bool = False, **choices: tuple[Any, ...]) -> Show:
+def draw_lines(exact: bool = False, **choices: tuple[object, ...]) -> Show:
     """Context lines with drawn values. exact: the rater likes no answer with a name too many or too few."""
 
     def show(random: Random, state: JsonObject) -> None:

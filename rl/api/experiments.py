@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from rest_framework.request import Request
@@ -16,10 +16,9 @@ from backend.rest.schema import Page, describe, of_path
 from backend.rest.views import ApiView
 from feedback.storage.fields import OneOf
 from rl.api.loop import AgentPageQuery
-from rl.experiments.results import results_cached, results_represent
+from rl.experiments.results import ResultsShown, results_cached
 from rl.experiments.traffic import experiments_with_arms
 from rl.models import Experiment as ExperimentRow
-from rl.statistics.intervals import Interval
 
 
 class ExperimentsQuery(AgentPageQuery):
@@ -28,11 +27,6 @@ class ExperimentsQuery(AgentPageQuery):
 
 
 EXPERIMENT = of_path("id", {"type": "integer"}, "The experiment")
-
-
-Verdict = Literal["collecting", "undecided", "better", "worse", "harm", "mismatch", "control"]
-Status = Literal["draft", "running", "stopped"]
-Goal = Literal["higher", "lower"]
 
 
 class Arm(Answer):
@@ -46,102 +40,27 @@ class Experiment(Answer):
     id: int
     name: str
     agent: str
-    status: Status
+    status: Literal["draft", "running", "stopped"]
     ramp: int
     """Percent of units that take part."""
+    shadow: int
+    """Percent of decisions that the challenger answers beside the answer users get; 0: users are split."""
+    shadow_budget_usd: float | None
+    """US dollars for all shadow answers; null: no limit."""
+    auto_ramp: bool
+    """Whether the scheduler takes it to 1, 5, 25 and 100 %."""
+    not_inferior: float
+    """Loss of the metric that must be ruled out; 0: a gain is asked for."""
     allocation: Literal["fixed", "thompson"]
     group: str
     metric: str
-    goal: Goal
+    goal: Literal["higher", "lower"]
     arms: list[Arm]
     reason: str
     """Why it was stopped."""
     created_at: Time
     started_at: Time | None
     ended_at: Time | None
-
-
-class UnadjustedEffect(Answer):
-    value: float
-    low: float
-    high: float
-    variance_removed: float
-    """Share of the variance that the adjustment removed."""
-    covariates: list[str]
-
-
-class Effect(Answer):
-    value: float | None
-    """Arm minus control; of latency as a share of the control's."""
-    low: float | None
-    high: float | None
-    p: float | None
-    """Anytime-valid p-value of no difference (a confidence sequence)."""
-    chance: float
-    """Probability of being better than the control."""
-    units: int
-    needed: int | None
-    """Units still needed for a verdict; null: cannot be estimated."""
-    state: Verdict
-    unadjusted: UnadjustedEffect | None
-    """null without data on the units from before their assignment."""
-
-
-class Guardrail(Answer):
-    metric: str
-    margin: float
-    loss: float | None
-    low: float | None
-    state: Verdict
-
-
-class ArmResults(Answer):
-    name: str
-    policy: str
-    control: bool
-    weight: float
-    units: int
-    exposures: int
-    """Decisions."""
-    figures: dict[str, Interval]
-    best: float
-    """Probability of being the best arm."""
-    effect: Effect | None
-    guardrails: list[Guardrail]
-    verdict: Verdict
-    words: str
-
-
-class Mismatch(Answer):
-    """Test of units per arm against their weights (sample ratio mismatch): chi-square, and anytime-valid."""
-
-    p: float | None
-    anytime_p: float | None
-
-
-class Slice(Answer):
-    slice: str
-    value: str
-    arm: str
-    effect: Effect
-
-
-class ResultsShown(Answer):
-    experiment: str
-    status: Status
-    metric: str
-    goal: Goal
-    confidence: float
-    """Simultaneous confidence of the effects' intervals over all looks."""
-    verdict: Verdict
-    arms: list[ArmResults]
-    mismatch: Mismatch
-    slices: list[Slice]
-    simulated: int
-    """Ratings among them by simulated raters."""
-    days_needed: float | None
-    """Days at the present rate."""
-    at: Time
 
 
 class Experiments(ApiView):
@@ -181,9 +100,9 @@ class ExperimentResults(ApiView):
         found = experiments_with_arms().filter(pk=pk).first() if pk < 2**63 else None
         if found is None:
             raise not_found(f"no experiment {pk}", "id")
-        return Response(ResultsShown.of(results_represent(results_cached(found))))
+        return Response(ResultsShown.of(results_cached(found)))
 
 
-def experiment_represent(experiment: ExperimentRow) -> dict[str, Any]:
+def experiment_represent(experiment: ExperimentRow) -> dict[str, object]:
     """An experiment as the API and the command answer it."""
     return Experiment.of(experiment, arms=list(experiment.arms.all()))

@@ -1,12 +1,13 @@
-"""The gateway's endpoints: chat completions, responses and messages, plain and streamed, and models."""
+"""The gateway's endpoints: chat completions, responses and messages, plain and streamed, embeddings, and models."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from django.http import StreamingHttpResponse
@@ -23,50 +24,73 @@ from backend.rest.errors import RequestRefused, exception_handler, openai_answer
 from backend.rest.reading import body_read, query_read
 from backend.rest.schema import describe
 from backend.rest.views import ApiView
-from feedback.api.bodies import DecisionFound
+from feedback.accounts.feedback_tokens import FEEDBACK_HEADER, feedback_links
+from feedback.api.bodies import DecisionFound, FeedbackLinks
 from feedback.models import Decision
 from feedback.recording.recorder import Storage
 from feedback.selectors import decision_get
 from feedback.storage.factories import decision_build
 from feedback.storage.fields import Name, SentId, ShapedAs, Share, Slug, Text
+from feedback.storage.masking import DECISION_TEXTS, masker_of
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
+from rl.fine_tuning.jobs import model_delete
 from rl.serving import metrics
-from rl.serving.base import BackendFailed, Extras, Piece, ServingRefused
+from rl.serving.base import BackendFailed, BrokenOff, Completion, Piece, ServingRefused, StreamItem
 from rl.serving.chat_request import ChatRequest, chat_request
-from rl.serving.decide import MAX_CANDIDATES, ORDER, DecideOrder, action_of, decide, order_checked, order_hash
+from rl.serving.decide import (
+    MAX_CANDIDATES,
+    ORDER,
+    DecideOrder,
+    action_of,
+    decide,
+    order_checked,
+    order_hash,
+    order_masked,
+)
 from rl.serving.dialects import from_anthropic, from_responses
+from rl.serving.dialects.chat import DONE
+from rl.serving.embeddings import embeddings
 from rl.serving.fallback import NobodyAnswers
 from rl.serving.gateway import (
     RECORDED_HEADER,
-    Completion,
     KeyReused,
     RecordingImpossible,
     complete,
     completion_stream,
 )
-from rl.serving.routing import ListedModel, ModelUnknown, models_listed, policy_model, target_of
+from rl.serving.routing import (
+    BudgetReached,
+    ListedModel,
+    ModelUnknown,
+    models_listed,
+    policy_model,
+    target_of,
+)
+from rl.serving.telemetry import span_export
 
-STATUSES: dict[type[ServingRefused], int] = {ModelUnknown: 404, KeyReused: 409}
+STATUSES: dict[type[ServingRefused], int] = {ModelUnknown: 404, KeyReused: 409, BudgetReached: 429}
 """Refusals that are no 400."""
-NO_EXTRAS = Extras()
 
 
-def openai_handler(error: Exception, context: dict[str, Any]) -> Response:
+def openai_handler(error: Exception, context: dict[str, object]) -> Response:
     """Any exception of a view under /v1/ as OpenAI's clients read it."""
     response = _refusal(error, context)
     metrics.REQUESTS.labels("", str(response.status_code)).inc()
     return response
 
 
-def anthropic_handler(error: Exception, context: dict[str, Any]) -> Response:
+def anthropic_handler(error: Exception, context: dict[str, object]) -> Response:
     """Any exception of `POST /v1/messages` as Anthropic's clients read it."""
     response = openai_handler(error, context)
-    response.data = from_anthropic.error_write(response.status_code, response.data["error"])
+    error_body = response.data["error"]
+    response.data = from_anthropic.error_write(
+        response.status_code, error_body["message"], error_body["code"]
+    )
     return response
 
 
-def _refusal(error: Exception, context: dict[str, Any]) -> Response:
+def _refusal(error: Exception, context: dict[str, object]) -> Response:
     if isinstance(error, ServingRefused):
         status = STATUSES.get(type(error), 400)
         return Response(openai_body(status, str(error), param=error.param, code=error.code), status=status)
@@ -96,90 +120,33 @@ class OpenAIView(ApiView):
         return openai_handler
 
 
-class ChatCompletions(OpenAIView):
-    """Chat completions. Other dialects say how their requests are read and what is made of a completion."""
+class EmbeddingsSent(Sent):
+    """The fields that are looked at; all others go to the upstream as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Annotated[str, Field(min_length=1)]
+    input: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[str] | list[int] | list[list[int]], Field(min_length=1)]
+    )
+    user: str | None = None
+
+
+class Embeddings(OpenAIView):
+    """Passed on to an upstream; no decision is recorded."""
 
     scopes = {"POST": "ingest"}
 
-    def read(self, body: Any) -> Any:
-        return body
-
-    def write(self, completion: dict[str, Any]) -> dict[str, Any]:
-        return completion
-
-    def events(self, chunks: Iterator[dict[str, Any]]) -> Iterator[bytes]:
-        is_broken = False
-        for chunk in chunks:
-            is_broken = "error" in chunk
-            yield _event(chunk)
-        if not is_broken:
-            yield b"data: [DONE]\n\n"
-
-    def post(self, request: Request) -> HttpResponseBase:
+    def post(self, request: Request) -> Response:
         began = time.perf_counter()
-        chat = chat_request(
-            self.read(request.data),
-            unit=request.headers.get("X-Ratchet-Unit", ""),
-            run_id=request.headers.get("X-Ratchet-Run", ""),
-            caller=grant_of(request).ident,
-        )
-        id = _idempotent(request)
-        is_retry = request.headers.get("X-Stainless-Retry-Count", "0") != "0"
-        if chat.stream:
-            pieces = completion_stream(chat, id=id, retried=is_retry)
-            made = next(pieces)  # what goes wrong before the first word still has a status
-            assert isinstance(made, Completion)
-            return StreamingHttpResponse(
-                self.events(_chunks(chat, made, pieces, began)),
-                content_type="text/event-stream; charset=utf-8",
-                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **_headers(made)},
-            )
-        made = complete(chat, id=id, retried=is_retry)
-        _count(made, made.usage, began)
-        return Response(self.write(completion_represent(made)), headers=_headers(made))
+        found = embeddings(body_read(EmbeddingsSent, request.data).model_dump(exclude_unset=True))
+        metrics.REQUESTS.labels("", "200").inc()
+        metrics.SECONDS.labels("").observe(time.perf_counter() - began)
+        return Response(found)
 
 
-class NamedEvents(ChatCompletions):
-    """A dialect whose events have names."""
-
-    def named(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        raise NotImplementedError
-
-    def events(self, chunks: Iterator[dict[str, Any]]) -> Iterator[bytes]:
-        for event in self.named(chunks):
-            yield f"event: {event['type']}\n".encode() + _event(event)
-
-
-class ResponsesCreate(NamedEvents):
-    """OpenAI responses."""
-
-    def read(self, body: Any) -> Any:
-        return from_responses.request_read(body)
-
-    def write(self, completion: dict[str, Any]) -> dict[str, Any]:
-        return from_responses.answer_write(completion)
-
-    def named(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        return from_responses.events_write(chunks)
-
-
-class MessagesCreate(NamedEvents):
-    """Anthropic messages; the key may come as `x-api-key`."""
-
-    def read(self, body: Any) -> Any:
-        return from_anthropic.request_read(body)
-
-    def write(self, completion: dict[str, Any]) -> dict[str, Any]:
-        return from_anthropic.answer_write(completion)
-
-    def named(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        return from_anthropic.events_write(chunks)
-
-    def get_exception_handler(self) -> Callable[..., Response]:
-        return anthropic_handler
-
-
-def completion_represent(made: Completion) -> dict[str, Any]:
+def completion_write(made: Completion) -> dict[str, object]:
     message = {"role": "assistant", **made.message}
     if message.get("content") is None and len(message) <= 2:
         message["content"] = ""
@@ -198,40 +165,24 @@ def completion_represent(made: Completion) -> dict[str, Any]:
         "model": made.policy,
         "choices": [choice],
         "usage": made.usage,
-        "ratchet": _routing_represent(made, made.extras),
+        "ratchet": made.routing,
     }
 
 
-def _routing_represent(made: Completion, extras: Extras = NO_EXTRAS) -> dict[str, Any]:
-    """Routing of a request (policies asked and the one that answered), as an object of our own beside
-    OpenAI's fields; with the server's own names of its answer, and choices that nobody asked for."""
-    return {
-        "agent": made.agent,
-        "policy": made.policy,
-        "intended": made.intended_policy,
-        "stepped_in": made.stepped_in,
-        "arm": made.arm,
-        "recorded": made.recorded,
-        **({"upstream": dict(extras.source)} if extras.source else {}),
-        **({"other_choices": list(extras.choices)} if extras.choices else {}),
-        **({"left_out": list(extras.left_out)} if extras.left_out else {}),
-    }
-
-
-def _chunks(
-    asked: ChatRequest, completion: Completion, pieces: Iterator[Completion | Piece], began: float
-) -> Iterator[dict[str, Any]]:
+def chunks_write(
+    begun: Completion, items: Iterable[StreamItem], include_usage: bool
+) -> Iterator[Mapping[str, object]]:
     """The chunks of a stream: each under the decision's id, the first with the role, the last with the reason. An error
     is the last one where the answer broke off."""
     head = {
-        "id": str(completion.id),
+        "id": str(begun.id),
         "object": "chat.completion.chunk",
-        "created": completion.created,
-        "model": completion.policy,
+        "created": begun.created,
+        "model": begun.policy,
     }
-    more = {"usage": None} if asked.include_usage else {}
+    more = {"usage": None} if include_usage else {}
 
-    def chunk(piece: Piece, reason: str | None = None, **own: Any) -> dict[str, Any]:
+    def chunk(piece: Piece, reason: str | None = None, **own: object) -> dict[str, object]:
         choice = {
             "index": 0,
             "delta": piece.delta,
@@ -241,36 +192,112 @@ def _chunks(
         }
         return {**piece.body, **head, "choices": [choice], **more, **own}
 
-    yield chunk(Piece({"role": "assistant", "content": ""}), ratchet=_routing_represent(completion))
+    yield chunk(Piece({"role": "assistant", "content": ""}), ratchet=begun.routing)
     last = Piece(end=True)
+    for item in items:
+        if isinstance(item, BrokenOff):
+            yield openai_body(503, item.message, code=item.code)
+            return
+        if isinstance(item, Completion):
+            yield chunk(last, last.finish_reason, ratchet=item.routing)
+            if include_usage and item.usage is not None:
+                yield {**head, "choices": [], "usage": item.usage}
+        elif item.end:
+            last = item
+        elif item.delta or item.choice or item.body:
+            yield chunk(item)
+    yield DONE
+
+
+class ChatCompletions(OpenAIView):
+    """Chat completions. Other dialects name how their requests are read, and their answers and streams written."""
+
+    scopes = {"POST": "ingest"}
+    read: Callable[[object], object] = staticmethod(lambda body: body)
+    write = staticmethod(completion_write)
+    events = staticmethod(chunks_write)
+
+    def post(self, request: Request) -> HttpResponseBase:
+        began = time.perf_counter()
+        chat = chat_request(
+            self.read(request.data),
+            unit=request.headers.get("X-Ratchet-Unit", ""),
+            run_id=request.headers.get("X-Ratchet-Run", ""),
+            caller=grant_of(request).ident,
+        )
+        id = _idempotent(request)
+        is_retry = request.headers.get("X-Stainless-Retry-Count", "0") != "0"
+        if chat.stream:
+            pieces = completion_stream(chat, id=id, retried=is_retry)
+            begun = next(pieces)  # what goes wrong before the first word still has a status
+            assert isinstance(begun, Completion)
+            items = _items(pieces, began, request, chat)
+            events = self.events(begun, items, chat.include_usage)
+            return StreamingHttpResponse(
+                map(_event, events),
+                content_type="text/event-stream; charset=utf-8",
+                headers={
+                    "Cache-Control": "no-cache",
+                    "X-Accel-Buffering": "no",
+                    **_headers(_with_links(begun, request)),
+                },
+            )
+        made = _with_links(complete(chat, id=id, retried=is_retry), request)
+        _count(made, began)
+        span_export(chat, made, began, request.headers)
+        return Response(self.write(made), headers=_headers(made))
+
+
+class ResponsesCreate(ChatCompletions):
+    """OpenAI responses."""
+
+    read = staticmethod(from_responses.request_read)
+    write = staticmethod(from_responses.answer_write)
+    events = staticmethod(from_responses.events_write)
+
+
+class MessagesCreate(ChatCompletions):
+    """Anthropic messages; the key may come as `x-api-key`."""
+
+    read = staticmethod(from_anthropic.request_read)
+    write = staticmethod(from_anthropic.answer_write)
+    events = staticmethod(from_anthropic.events_write)
+
+    def get_exception_handler(self) -> Callable[..., Response]:
+        return anthropic_handler
+
+
+def _with_links(made: Completion, request: Request) -> Completion:
+    """The completion with the token by which its decision can be rated, if that is recorded."""
+    return dataclasses.replace(made, feedback=feedback_links(request, made.id)) if made.recorded else made
+
+
+def _items(
+    pieces: Iterable[Completion | Piece], began: float, request: Request, chat: ChatRequest
+) -> Iterator[StreamItem]:
     try:
-        for piece in pieces:
-            if isinstance(piece, Completion):
-                completion = piece
-            elif piece.end:
-                last = piece
-            elif piece.delta or piece.choice or piece.body:
-                yield chunk(piece)
+        for item in pieces:
+            if isinstance(item, Completion):
+                _count(item, began)
+                span_export(chat, item, began, request.headers)
+                item = _with_links(item, request)
+            yield item
     except BackendFailed as failure:
         # the status is long sent: the clients raise what they find here
-        yield openai_body(503, f"the answer broke off: {failure}", code="unavailable")
-        return
-    extras = completion.extras
-    routed = not completion.recorded or extras.source or extras.choices or extras.left_out
-    own = {"ratchet": _routing_represent(completion, extras)} if routed else {}
-    yield chunk(last, last.finish_reason, **own)
-    if asked.include_usage and completion.usage is not None:
-        yield {**head, "choices": [], "usage": completion.usage}
-    _count(completion, completion.usage, began)
+        yield BrokenOff(f"the answer broke off: {failure}")
 
 
-def _event(body: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(body)}\n\n".encode()
+def _event(body: Mapping[str, object]) -> bytes:
+    if body is DONE:
+        return b"data: [DONE]\n\n"
+    name = f"event: {body['type']}\n" if "type" in body else ""
+    return f"{name}data: {json.dumps(body)}\n\n".encode()
 
 
 def _headers(made: Completion) -> dict[str, str]:
     named = {"X-Request-Id": str(made.id), "X-Ratchet-Agent": made.agent, "X-Ratchet-Policy": made.policy}
     named |= {"X-Ratchet-Intended": made.intended_policy} if made.stepped_in else {}
+    named |= {FEEDBACK_HEADER: made.feedback["feedback_token"]} if made.feedback else {}
     return named | ({} if made.recorded else {RECORDED_HEADER: "no"})
 
 
@@ -286,14 +313,14 @@ def _idempotent(request: Request) -> uuid.UUID | None:
     return uuid.UUID(bytes=digest[:16], version=5)
 
 
-def _count(made: Completion, usage: Mapping[str, Any] | None, began: float) -> None:
+def _count(made: Completion, began: float) -> None:
     """Agents nobody has set up are counted together: a client may name as many as it likes."""
     known = made.agent in AGENTS or policy_model(made.policy) is not None
     agent = made.agent if known else "other"
     metrics.REQUESTS.labels(agent, "200").inc()
     metrics.SECONDS.labels(agent).observe(time.perf_counter() - began)
     for direction, name in (("in", "prompt_tokens"), ("out", "completion_tokens")):
-        count = (usage or {}).get(name)
+        count = (made.usage or {}).get(name)
         if isinstance(count, (int, float)) and count > 0:
             metrics.TOKENS.labels(agent, direction).inc(count)
 
@@ -307,7 +334,7 @@ class Models(OpenAIView):
 
 
 class ModelOne(OpenAIView):
-    scopes = {"GET": "read"}
+    scopes = {"GET": "read", "DELETE": "operate"}
 
     def get(self, request: Request, name: str) -> Response:
         query_read(Query, request)
@@ -317,8 +344,13 @@ class ModelOne(OpenAIView):
             return Response(_model_represent(ListedModel(name, 0, target.agent)))
         return Response(_model_represent(listed[name]))
 
+    def delete(self, request: Request, name: str) -> Response:
+        query_read(Query, request)
+        model_delete(name, actor=grant_of(request).holder)
+        return Response({"id": name, "object": "model", "deleted": True})
 
-def _model_represent(found: ListedModel) -> dict[str, Any]:
+
+def _model_represent(found: ListedModel) -> dict[str, object]:
     return {"id": found.id, "object": "model", "created": found.created, "owned_by": found.owner}
 
 
@@ -338,7 +370,7 @@ class SentTurn(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Any] | None = None
+    content: str | list[object] | None = None
     """A text, or a list of text parts. An answer may be a refusal, calls, or nothing."""
 
 
@@ -364,12 +396,12 @@ class DecideSent(Sent):
     unit: Name = ""
     """User or session that is assigned to an arm and stays there."""
     run_id: Name = ""
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, object] = {}
     id: SentId | None = None
 
 
-class DecisionMade(DecisionFound):  # type: ignore[misc, valid-type]
-    action: dict[str, Any] | None
+class DecisionMade(FeedbackLinks, DecisionFound):  # type: ignore[misc, valid-type]
+    action: dict[str, object] | None
     """Parsed response; null if it is not valid for the agent."""
     stored: bool
     """false: not in the database yet."""
@@ -395,7 +427,7 @@ class Decide(ApiView):
         "`messages`.",
     )
     def post(self, request: Request) -> Response:
-        order = _order(body_read(DecideSent, request.data))
+        order = _order(body_read(DecideSent, request.data), grant_of(request).ident)
         agent = get_agent(order.agent)
         if order.id is not None and (before := decision_get(order.id)) is not None:
             _check_request(agent, order)
@@ -405,19 +437,26 @@ class Decide(ApiView):
                     code="conflict",
                     fields={"id": "already used for another write"},
                 )
+            masker = masker_of(order.agent)
+            order_masked(order, masker)  # it knows the words then
+            for name in (*DECISION_TEXTS, "metadata"):
+                setattr(before, name, masker.restored(getattr(before, name)))
             action = action_of(agent, before.response, before.state)
-            return Response(DecisionMade.of(before, action=action, stored=True, recorded=True))
+            links = feedback_links(request, before.pk)
+            return Response(DecisionMade.of(before, action=action, stored=True, recorded=True, **links))
         try:
             decision = decide(order)
         except ServingRefused as refusal:
             raise _decide_refusal(refusal) from refusal
         except (NobodyAnswers, RecordingImpossible) as error:
             raise Unavailable(error) from error
+        row = decision_build(**decision.facts, reserved=True, mask=False)
         body = DecisionMade.of(
-            decision_build(**decision.facts, reserved=True),
+            row,
             action=decision.action,
             stored=decision.storage is Storage.DATABASE,
             recorded=decision.recorded,
+            **feedback_links(request, row.pk),
         )
         return Response(body, status=201, headers={} if decision.recorded else {RECORDED_HEADER: "no"})
 
@@ -431,7 +470,7 @@ def _check_request(agent: Agent, order: DecideOrder) -> None:
 
 def _decide_refusal(refusal: ServingRefused) -> RequestRefused:
     field = refusal.param.partition("[")[0] or "agent"
-    status = 404 if isinstance(refusal, ModelUnknown) else 400
+    status = STATUSES.get(type(refusal), 400)
     return RequestRefused(str(refusal), status=status, fields={field: str(refusal)})
 
 
@@ -445,9 +484,9 @@ def _order_of(decision: Decision) -> str | None:
     return order_digest if isinstance(order_digest, str) or decision.source == "decide" else ""
 
 
-def _order(sent: DecideSent) -> DecideOrder:
+def _order(sent: DecideSent, caller: str) -> DecideOrder:
     if not sent.model_fields_set & {"state", "messages"}:
         raise RequestRefused(
             "expected state or messages", fields={"state": "required where there are no messages"}
         )
-    return DecideOrder(**dict(sent))
+    return DecideOrder(**dict(sent), caller=caller)

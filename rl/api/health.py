@@ -15,18 +15,19 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 
 from backend.bodies import Query
-from backend.database import migrations_complete
-from backend.disks import disk_state
+from backend.database import migrations_complete, newer_fault
+from backend.installation import disk_state
 from backend.logs import OutageLog
 from backend.rest.reading import query_read
 from backend.rest.views import ApiView
+from rl import artifacts
 from rl.base_models.service import base_model_default
 from rl.models import Policy, TrainingRun
 from rl.serving import metrics
 from rl.serving.base import BASE, BackendFailed, Model
 from rl.serving.endpoint import EndpointBackend
 from rl.serving.fallback import backends, upstream_backend
-from rl.serving.files import endpoint_of, files_of
+from rl.serving.files import endpoint_of, files_of, policies_ready
 from rl.serving.gateway import recorder, refuses
 
 logger = logging.getLogger("rl.health")
@@ -53,6 +54,8 @@ def readyz(request: HttpRequest) -> HttpResponse:
         "queue": "ok" if _queue() else "away",
         "model": "ok" if (database and _upstream()) or _model() else "away",
     }
+    if artifacts.store() is not None:
+        parts["files"] = "ok" if database and policies_ready() else "away"
     disks = {"data": _disks(_data_folders()), "spool": _disks([recorder.outbox.folder])}
     ready = all(state == "ok" for state in parts.values()) and (recorder.recordable() or not refuses())
     status = "not ready" if not ready else "ready" if set(disks.values()) == {"ok"} else "degraded"
@@ -80,6 +83,9 @@ def _disks(folders: list[Path]) -> str:
 
 def _migrations() -> str:
     try:
+        if newer := newer_fault():
+            logger.warning("%s", newer)
+            return "newer"
         return "ok" if migrations_complete() else "missing"
     except DatabaseError as error:
         logger.warning("the database's migrations cannot be read: %s", error)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any, Literal
+from typing import Literal
 
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.bodies import Answer, Query, Sent, Time
+from backend.bodies import Answer, Query, Sent
 from backend.rest.access import grant_of
 from backend.rest.errors import not_found
 from backend.rest.pages import page_of
@@ -16,20 +16,20 @@ from backend.rest.reading import body_read, query_read
 from backend.rest.schema import Page, describe, of_path
 from backend.rest.views import ApiView
 from feedback.api.ratings import rater_of
+from feedback.messages import Message
 from feedback.storage.fields import Storable, Uuid
 from rl.api.loop import AgentPageQuery, policy_lookup
 from rl.evaluation.judging import INCUMBENT, round_create, round_dispatch
 from rl.models import JudgingRound as RoundRow
+from rl.registry.judge_reports import RoundShown, round_represent
 from rl.registry.judging import (
     JudgingRefused,
     judgement_submit,
     pair_get,
     pair_next,
     round_get,
-    round_represent,
     round_stop,
 )
-from rl.statistics.intervals import Interval
 
 ROUND = of_path("id", {"type": "integer"}, "The judging round")
 
@@ -43,43 +43,9 @@ class JudgingRoundSent(Sent):
     """incumbent, base, or a policy."""
 
 
-class JudgingRound(Answer):
-    id: int
-    agent: str
-    policy: str
-    against: str
-    status: Literal["waiting", "answering", "running", "ended", "failed"]
-    prompts: int
-    pairs: int
-    raters_each: int
-    margin: float
-    attempt: int
-    verdict: Literal["better", "not_worse", "worse", "open"]
-    words: str
-    """The verdict in a sentence, with its figures."""
-    wins: int
-    losses: int
-    ties: int
-    same: int
-    """Prompts with equal answers, which nobody is asked about."""
-    both_bad: int
-    waiting: int
-    """Pairs that need further judgements."""
-    judgements: int
-    raters: int
-    share: Interval
-    confidence: float
-    further: int | None
-    """Answers of people until a verdict, about."""
-    reason: str
-    address: str
-    created_at: Time
-    ended_at: Time | None
-
-
 class JudgingPair(Answer):
     pair: uuid.UUID | None
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     """The prompt, as chat messages."""
     left: str
     right: str
@@ -101,7 +67,7 @@ class JudgingRounds(ApiView):
 
     @describe(
         "List judging rounds, newest first",
-        {200: ("A page of them", Page[JudgingRound])},
+        {200: ("A page of them", Page[RoundShown])},
         query=AgentPageQuery,
         tag="policies",
         operation="judging_list",
@@ -115,7 +81,7 @@ class JudgingRounds(ApiView):
 
     @describe(
         "Begin a judging round",
-        {202: ("The round; a worker generates its answers", JudgingRound)},
+        {202: ("The round; a worker generates its answers", RoundShown)},
         body=JudgingRoundSent,
         refusals=(404, 409),
         tag="policies",
@@ -135,7 +101,7 @@ class JudgingRoundOne(ApiView):
 
     @describe(
         "Read a judging round",
-        {200: ("Its verdict, interval and counts", JudgingRound)},
+        {200: ("Its verdict, interval and counts", RoundShown)},
         parameters=(ROUND,),
         refusals=(404,),
         tag="policies",
@@ -152,7 +118,7 @@ class JudgingStop(ApiView):
 
     @describe(
         "Stop a judging round",
-        {200: ("The round with the verdict it has now", JudgingRound)},
+        {200: ("The round with the verdict it has now", RoundShown)},
         parameters=(ROUND,),
         refusals=(404, 409),
         tag="policies",
@@ -179,14 +145,7 @@ class JudgingPairs(ApiView):
         shown = pair_next(_round(pk), grant_of(request).holder)
         if shown is None:
             return Response({"pair": None, "messages": [], "left": "", "right": ""})
-        return Response(
-            {
-                "pair": str(shown.pair.pk),
-                "messages": shown.decision.messages,
-                "left": shown.left,
-                "right": shown.right,
-            }
-        )
+        return Response(JudgingPair.of(shown, pair=shown.pair.pk, messages=shown.decision.messages))
 
     @describe(
         "Judge a pair",

@@ -39,7 +39,7 @@ from rl.models import Policy as PolicyRow
 from rl.models import TrainingRun
 from rl.online.learner import OnlineLearner
 from rl.registry import service as registry
-from rl.registry.checklist import policy_verdict
+from rl.registry.checklist import VerdictShown, policy_verdict
 from rl.registry.incumbents import incumbent_sync, incumbents_sync
 
 NAME = of_path("name", {"type": "string"}, "The policy's name, such as widgets-v480")
@@ -48,30 +48,6 @@ NAME = of_path("name", {"type": "string"}, "The policy's name, such as widgets-v
 class AgentPageQuery(PageQuery):
     agent: Slug | None = None
     """Only this agent's."""
-
-
-class NextStep(Answer):
-    kind: str
-    words: str
-    answers: int
-    """Answers to rate or compare, about."""
-    judging_round: int | None
-    """Judging round in which they are compared; null where the queue asks for them."""
-    minutes: int
-
-
-class PolicyVerdict(Answer):
-    """Verdict against what answers today."""
-
-    state: str
-    """ready, waits, refused, not compared, serving."""
-    words: str
-    against: str
-    basis: str
-    """Whose ratings these are."""
-    representative: bool | None
-    action: NextStep | None
-    """null if nothing is to be done."""
 
 
 class Policy(Answer):
@@ -89,7 +65,7 @@ class Policy(Answer):
     liked: dict[str, Any] | None
     """Estimated share of its answers that people would like: value, low, high (95 %), n, estimator, assumes, against,
     difference, words; null if none of its answers is rated."""
-    known_answer: dict[str, Any] | None
+    known_answer: dict[str, object] | None
     """Share of held-out prompts whose known answer it gives: value, low, high, n, against, difference, words; null if
     no right answer is known."""
     judged: dict[str, Any] | None
@@ -102,10 +78,10 @@ class Policy(Answer):
     baseline: dict[str, Any] | None
     """Result of a simple classifier trained on the same rows, on the same evidence: words, and headline as `judged`;
     null for a linear policy and for free-text answers."""
-    clusters: dict[str, Any] | None
+    clusters: dict[str, object] | None
     """Near-identical prompts of the agent at its evaluation: prompts, clusters of two or more, clustered (prompts in
     them), on_two_sides, left_out (of the holdout); null if evaluated on a file."""
-    why: PolicyVerdict
+    why: VerdictShown
     created_at: Time
 
 
@@ -131,7 +107,7 @@ class RunSent(Sent):
     """A method, rlhf (a reward model, then PPO), or auto: chosen by the kinds of feedback."""
     config: Storable = ""
     """Preset; default: chosen by the hardware."""
-    knobs: dict[str, Any] = {}
+    knobs: dict[str, object] = {}
     base_model: BaseModelName = Field("", validation_alias="baseModel")
     """A folder, a hub name, a GGUF file, ollama:NAME, package:NAME, smollm2 or bundled; default: the agent's."""
 
@@ -327,7 +303,7 @@ def policy_lookup(name: str) -> PolicyRow:
     return found
 
 
-def policy_represent(policy: PolicyRow) -> dict[str, Any]:
+def policy_represent(policy: PolicyRow) -> dict[str, object]:
     """A policy as the API answers it."""
     accuracy = share_of(policy.metrics, "preference_accuracy")
     figures = {name: policy.metrics.get(name) for name in FIGURES}

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from pydantic import Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from backend.bodies import Answer, Sent, Time
+from backend.bodies import Answer, Sent
 from backend.rest.errors import RequestRefused
-from backend.rest.pages import page_of
-from backend.rest.reading import body_read, query_read
-from backend.rest.schema import Page, describe
+from backend.rest.reading import body_read
+from backend.rest.schema import describe
 from backend.rest.views import ApiView
 from feedback.selectors import agent_slugs
 from feedback.storage.fields import Slug
-from rl.api.loop import AgentPageQuery
 from rl.datasets.reward_records import RewardsRefused, rewards_calculate
-from rl.models import RewardModelVersion
-from rl.reward_models.service import ranks_above_chance
 
 MAX_REWARDS = 2000
 """Rewards calculated by one call: more would keep the caller, and a worker, waiting."""
@@ -66,41 +62,3 @@ class CalculatePending(ApiView):
             code = "conflict" if sent.agent in agent_slugs() else "not_found"
             raise RequestRefused(str(refusal), code=code, fields={"agent": str(refusal)}) from refusal
         return Response(RewardsCalculated.of(found))
-
-
-class RewardModel(Answer):
-    name: str
-    agent: str
-    stage: Literal["candidate", "champion", "retired", "rejected"]
-    run: int | None = Field(validation_alias="run_id")
-    base_model: str
-    objective: Literal["pairwise", "regression", "binary"]
-    architecture: str
-    feedback_count: int
-    ranking: dict[str, Any]
-    """Share of held-out feedback ranked as people did: value, low, high, n, what, compared."""
-    better_than_a_coin: bool
-    created_at: Time
-
-
-def reward_model_represent(version: RewardModelVersion) -> dict[str, Any]:
-    """A reward model as commands and the API answer it."""
-    return RewardModel.of(version, better_than_a_coin=ranks_above_chance(version.ranking))
-
-
-class RewardModels(ApiView):
-    scopes = {"GET": "read"}
-
-    @describe(
-        "List reward models, newest first",
-        {200: ("A page of them", Page[RewardModel])},
-        query=AgentPageQuery,
-        tag="rewards",
-        operation="reward_models_list",
-    )
-    def get(self, request: Request) -> Response:
-        sent = query_read(AgentPageQuery, request)
-        found = RewardModelVersion.objects.order_by("-pk")
-        if sent.agent:
-            found = found.filter(agent=sent.agent)
-        return Response(page_of(found, request, sent, reward_model_represent))

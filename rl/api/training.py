@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, RootModel
 from rest_framework.request import Request
@@ -23,19 +23,18 @@ from rl.base_models.sources import SourceRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.datasets.stats import score_summaries
 from rl.gates.headlines import share_of
-from rl.jobs.base_models import base_model_add_dispatch
+from rl.jobs.child_process import base_model_add_dispatch
 from rl.jobs.estimates import OrderEstimate, order_automatic, order_estimate, order_place
 from rl.jobs.lifecycle import TrainOrder
-from rl.jobs.method_selection import RLHF
 from rl.jobs.stages import stages_of
 from rl.models import Policy, TrainingRun
-from rl.recipes.methods import METHODS, dataset_kind, method_named
+from rl.recipes.methods import METHODS, PLANS, dataset_kind
 from rl.reward_models.service import reward_model_of
 from rl.selectors import run_get, run_series
 
 AGENT = of_path("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Whose")
 RUN = of_path("id", {"type": "integer"}, "The run")
-Method = Annotated[str, OneOf(["auto", RLHF, *METHODS])]
+Method = Annotated[str, OneOf(["auto", *PLANS, *METHODS])]
 BaseModelName = Annotated[Storable, Field(max_length=500)]
 
 
@@ -67,7 +66,6 @@ class TrainingSent(CamelSent):
     minutes: Annotated[float, Field(ge=0, le=7 * 24 * 60)] | None = None
     """Time limit of the training and its stages, in minutes; 0 sets no limit."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
-    search: Annotated[int, Field(ge=1, le=32), WHOLE] | None = None
     """Recipes tried on the eval split (dpo, kto, sft)."""
     method: Method = "auto"
     """A method, rlhf (a reward model, then PPO), or auto: chosen by the kinds of feedback."""
@@ -76,7 +74,7 @@ class TrainingSent(CamelSent):
 
     @property
     def knobs(self) -> dict[str, int | float]:
-        given = {name: getattr(self, name) for name in ("max_steps", "minutes", "learning_rate", "search")}
+        given = {name: getattr(self, name) for name in ("max_steps", "minutes", "learning_rate")}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -124,7 +122,7 @@ class TrainingPlan(CamelAnswer):
     score_mean: float | None
     """Mean of the present ratings, in [0, 1]."""
     score_std: float | None
-    model_config_: dict[str, Any] = Field(serialization_alias="modelConfig")
+    model_config_: dict[str, object] = Field(serialization_alias="modelConfig")
     refused: str
     """Why it cannot be trained now; empty if it can."""
     doubt: str
@@ -206,8 +204,6 @@ class RunTrained(RunWhole):
     """Its name in the registry of reward models."""
     feedback_count: int
     training_steps: int
-    search: dict[str, Any] | None
-    """Recipes tried, with their eval figures; null without a search."""
     candidates: list[CandidatePolicy]
     """Policies that a run of `auto` and its stages made; `policyId` is the one that is kept."""
     reward_mean: float | None
@@ -271,7 +267,7 @@ class TrainPolicy(ApiView):
         parameters=(AGENT,),
         tag="policies",
         operation="policies_train",
-        description=f"Runs are trained by `{PROGRAM} qcluster`, one after the other. The policy is then "
+        description=f"Runs are trained by `{PROGRAM} serve`, one after the other. The policy is then "
         "evaluated on held-out feedback, and promoted if it passes the gate.",
     )
     def post(self, request: Request, agent: str) -> Response:
@@ -285,7 +281,7 @@ class TrainPolicy(ApiView):
         )
         if sent.dry_run:
             return Response(_plan(order, order_estimate(order)))
-        return run_accepted(order_place(order, follow=method_named(order.method).policy), RunQueued)
+        return run_accepted(order_place(order, follow=order.definition.policy), RunQueued)
 
 
 class RunOne(ApiView):
@@ -322,7 +318,7 @@ def base_model_named(name: str) -> str | None:
         raise RequestRefused(f"baseModel: {refusal}", fields={"baseModel": str(refusal)}) from refusal
 
 
-def _plan(order: TrainOrder, estimate: OrderEstimate) -> dict[str, Any]:
+def _plan(order: TrainOrder, estimate: OrderEstimate) -> dict[str, object]:
     policy = estimate.policy
     return TrainingPlan.of(
         estimate,
@@ -372,7 +368,7 @@ def run_lookup(pk: int) -> TrainingRun:
     return run
 
 
-def run_represent(run: TrainingRun, kind: type[Run] = Run, **more: Any) -> dict[str, Any]:
+def run_represent(run: TrainingRun, kind: type[Run] = Run, **more: object) -> dict[str, object]:
     return kind.of(
         run,
         why=run.result.get("why", ""),
@@ -382,7 +378,7 @@ def run_represent(run: TrainingRun, kind: type[Run] = Run, **more: Any) -> dict[
     )
 
 
-def _result_figures(run: TrainingRun) -> dict[str, Any]:
+def _result_figures(run: TrainingRun) -> dict[str, object]:
     """Figures of a finished run by the policy that is kept; none for one that has no policy."""
     policy: Policy | None = getattr(run.kept_run, "policy", None)
     if policy is None:
@@ -398,7 +394,6 @@ def _result_figures(run: TrainingRun) -> dict[str, Any]:
         "reward_model": judge.name if judge else None,
         "feedback_count": policy.feedback_count,
         "training_steps": run.steps_done,
-        "search": run.result.get("search"),
         "candidates": run.result.get("candidates", []),
         **_reward(policy),
         "score_mean": score.mean,

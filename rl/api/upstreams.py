@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from rest_framework.request import Request
@@ -28,7 +28,7 @@ from rl.upstreams import (
 OF_NAME = of_path("name", {"type": "string"}, "The upstream's name")
 
 
-def _range(name: str) -> Any:
+def _range(name: str) -> object:
     low, high = RANGES[name]
     return Field(ge=low, le=high)
 
@@ -67,7 +67,7 @@ class UpstreamSettings(Sent):
     """The API key. It is stored encrypted and never shown."""
 
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         """The settings that were sent, without the key."""
         return {name: getattr(self, name) for name in self.model_fields_set if name != "key"}
 

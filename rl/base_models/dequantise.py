@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from gguf import GGUFReader
@@ -24,6 +23,7 @@ from transformers import (
 )
 
 from rl.checksums import sums_write
+from rl.training.loading import template_fault
 
 # transformers draws a progress bar here that no setting of its turns off; the caller has its own.
 modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors
@@ -38,6 +38,10 @@ class ConversionRefused(ValueError):
 def gguf_to_folder(file: Path, target: Path, progress: Callable[[str], None]) -> tuple[str, int]:
     """Write `file` to the folder `target`; returns architecture and number of parameters. Raises ConversionRefused."""
     template, size = _tokenizer_facts(file)
+    if template and (fault := template_fault(template)):
+        raise ConversionRefused(
+            f"{file.name} cannot be trained on: its chat template is not used, as {fault}"
+        )
     folder, name = str(file.parent), file.name
     progress("reading the configuration and the tokenizer")
     try:
@@ -70,7 +74,7 @@ def gguf_to_folder(file: Path, target: Path, progress: Callable[[str], None]) ->
     return str(config.model_type), sum(tensor.numel() for tensor in tensors.values())
 
 
-def _tensors(file: Path, empty: Any) -> dict[str, torch.Tensor]:
+def _tensors(file: Path, empty: object) -> dict[str, torch.Tensor]:
     """Weights by transformers' names, in float16."""
     try:
         found: dict[str, torch.Tensor] = modeling_gguf_pytorch_utils.load_gguf_checkpoint(
@@ -104,7 +108,7 @@ def _save(tensors: dict[str, torch.Tensor], target: Path) -> None:
     (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), "utf-8")
 
 
-def _generation_config(config: Any, tokenizer: Any) -> Any:
+def _generation_config(config: object, tokenizer: object) -> GenerationConfig:
     own = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return GenerationConfig(**{name: value for name, value in own.items() if value is not None})
 
@@ -120,7 +124,15 @@ def _tokenizer_facts(file: Path) -> tuple[str, int]:
     """The chat template in a GGUF file, "" where it has none, and its number of tokens. Raises ConversionRefused for a
     damaged file."""
     try:
-        fields = GGUFReader(str(file)).fields
+        reader = GGUFReader(str(file))
+        fields = reader.fields
+        for name, field in fields.items():
+            layers = int(field.contents()) if name.endswith(".block_count") else 0
+            if layers > len(reader.tensors):
+                raise ConversionRefused(
+                    f"{file.name} says that it has {layers:,} layers, and has {len(reader.tensors):,} tensors: "
+                    "it is damaged, or made to do harm"
+                )
         template, tokens = fields.get("tokenizer.chat_template"), fields.get("tokenizer.ggml.tokens")
         return "" if template is None else str(template.contents()), 0 if tokens is None else len(tokens.data)
     except (ValueError, IndexError, OSError, UnicodeDecodeError) as error:

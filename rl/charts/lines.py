@@ -6,16 +6,16 @@ Coordinates are percentages of the plot from its left and top, so that text and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-HEIGHT, LEADING_HEIGHT = 150, 280
+HEIGHT, LEADING_HEIGHT = 150, 220
 """Heights of a plot in pixels."""
 SLOTS = 5
 """Number of line colours."""
 MAX_POINTS = 400
 """Most points of a line; longer histories are averaged over equal stretches."""
+LOG_SPAN = 30.0
 LARGEST = 1e300
 """Larger values are not drawn: their differences overflow."""
 FEW_POINTS = 12
@@ -68,7 +68,7 @@ class LineChart:
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     summary: str
-    data: dict[str, Any]
+    data: Mapping[str, object]
     height: int = HEIGHT
 
     @property
@@ -88,9 +88,11 @@ def line_chart(
     *,
     hint: str = "",
     share: bool = False,
+    logarithmic: bool = False,
     height: int = HEIGHT,
 ) -> LineChart | None:
-    """The chart of some lines; None unless one has two points. share: the vertical axis is 0 to 1."""
+    """The chart of some lines; None unless one has two points. share: the vertical axis is 0 to 1. logarithmic: it has
+    powers of ten where the largest value is LOG_SPAN times the smallest."""
     finite_lines = [(line, points) for line in lines if (points := finite_points(line.points))]
     if max((len(points) for _, points in finite_lines), default=0) < 2:
         return None
@@ -100,14 +102,17 @@ def line_chart(
         max(points[-1][0] for _, points in finite_lines),
     )
     values = [value for _, points in thin for _, value in points]
-    levels = [0.0, 0.25, 0.5, 0.75, 1.0] if share else round_range(min(values), max(values))
+    by_tens = logarithmic and 0 < LOG_SPAN * min(values) <= max(values)
+    place: Callable[[float], float] = math.log10 if by_tens else float
+    rounded = log_range if by_tens else round_range
+    levels = [0.0, 0.25, 0.5, 0.75, 1.0] if share else rounded(min(values), max(values))
     low, high = levels[0], levels[-1]
 
     def x_share(step: float) -> float:
         return (step - first) / (last - first) if last > first else 0.5
 
     def y_share(value: float) -> float:
-        return 1 - (min(max(value, low), high) - low) / (high - low)
+        return 1 - (place(min(max(value, low), high)) - place(low)) / (place(high) - place(low))
 
     steps = (
         [step for step in round_values(first, last, 6) if step == round(step)] if last > first else [first]
@@ -115,7 +120,7 @@ def line_chart(
     return LineChart(
         slug=slug,
         title=title,
-        hint=hint,
+        hint=f"{hint}; logarithmic scale" if by_tens else hint,
         lines=[
             Line(
                 label=line.label,
@@ -136,10 +141,12 @@ def line_chart(
         ],
         y_ticks=[
             Tick(_percent(y_share(level)), text)
-            for level, text in zip(levels, tick_texts(levels), strict=True)
+            for level, text in zip(
+                levels, map(number_text, levels) if by_tens else tick_texts(levels), strict=True
+            )
         ],
         summary=f"{title}: " + "; ".join(_line_text(line.label, points) for line, points in finite_lines),
-        data={"low": low, "high": high, **_data(thin)},
+        data={"low": low, "high": high, "levels": levels if by_tens else None, **_data(thin)},
         height=height,
     )
 
@@ -158,7 +165,7 @@ def _line_text(label: str, points: Points) -> str:
     )
 
 
-def _data(lines: Sequence[tuple[LineData, Points]]) -> dict[str, Any]:
+def _data(lines: Sequence[tuple[LineData, Points]]) -> dict[str, object]:
     """Numbers for the script: lines over the union of their steps, null where a line has no value."""
     steps = sorted({step for _, points in lines for step, _ in points})
     return {
@@ -219,6 +226,13 @@ def round_range(low: float, high: float, ticks: int = TICKS) -> list[float]:
         low, high = low - pad, high + pad
     step = round_step(low, high, ticks)
     return _multiples(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, step)
+
+
+def log_range(low: float, high: float) -> list[float]:
+    """Powers of ten from at most low to at least high, at most eight."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    step = math.ceil((last - first) / 6)
+    return [10.0**power for power in range(first, last + step, step)]
 
 
 def _multiples(low: float, high: float, step: float) -> list[float]:

@@ -27,6 +27,8 @@ Series = Mapping[str, Points]
 HELD_OUT = "eval_"
 ROWS_OF_A_LINE = 10
 """Most steps of each line in a table, including the first and the last."""
+LOGARITHMIC = {"loss"}
+"""Figures on a logarithmic scale where they span much: a loss of 1e-4 beside one of 0.4."""
 LEADING = ("reward", "loss")
 """The first of these that a run has leads: rewards of its own answers (the losses of PPO and GRPO do not show them),
 else the loss."""
@@ -233,6 +235,7 @@ def _family(slug: str, title: str, names: Sequence[str], runs: Sequence[tuple[st
             lines,
             hint=hint,
             share=name in SHARES,
+            logarithmic=name in LOGARITHMIC,
             **({"height": LEADING_HEIGHT} if slug == "leading" else {}),
         )
         if chart is not None:

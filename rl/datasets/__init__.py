@@ -7,7 +7,7 @@ arithmetic) and knows no Django.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rl.datasets.builder import PreparedDataset as PreparedDataset
@@ -30,7 +30,7 @@ _MODULES = {
 """Public name -> module of this package that defines it."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

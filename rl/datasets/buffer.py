@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, Model, OuterRef, Q, QuerySet
 
 from feedback.cache import CostAwareCache
 from feedback.explorer.bulk_readers import outcomes_standing
@@ -70,10 +69,10 @@ def _unrated_feedback(agent: str) -> tuple[QuerySet[Outcome], QuerySet[RewardRec
 
 def _buffer_rows(
     agent: str, *, clock: bool = False, but: TrainingRun | None = None, at_work: bool = True
-) -> Iterator[tuple[QuerySet[Any], str]]:
+) -> Iterator[tuple[QuerySet[Model], str]]:
     """(rows in the buffer, column of the feedback's id), one query per kind of feedback."""
     outcomes, records = _unrated_feedback(agent)
-    kinds: tuple[tuple[QuerySet[Any], str], ...] = (
+    kinds: tuple[tuple[QuerySet[Model], str], ...] = (
         (ratings_standing(agent).order_by(), "pk"),
         (comparisons_standing(agent).order_by(), "pk"),
         (outcomes, "pk"),
@@ -87,7 +86,7 @@ def buffer_ids(
     agent: str, *, but: TrainingRun | None = None, newest: int | None = None, at_work: bool = True
 ) -> list[uuid.UUID]:
     """Ids of the feedback in the buffer, at most the `newest`; `at_work` leaves out what unfinished runs have."""
-    found: list[tuple[Any, uuid.UUID]] = []
+    found: list[tuple[object, uuid.UUID]] = []
     for rows, column in _buffer_rows(agent, but=but, at_work=at_work):
         found += rows.values_list("created_at", column)
     if newest is not None and len(found) > newest:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 
@@ -16,7 +15,7 @@ from backend.installation import PROGRAM
 from feedback import selectors
 from feedback.storage.problem_rows import unreadable_summary
 from feedback.transfer.formats.records import FormatRefused
-from rl.datasets.examples import Replay, examples_balanced
+from rl.datasets.examples import Replay
 from rl.datasets.feedback_types import SOURCES, SPLITS, Row
 from rl.datasets.pairs import rows_sampled
 from rl.datasets.rows import FeedbackFile, RowRules, make_rows, rows_with_prompts, source_opened
@@ -50,7 +49,7 @@ class PreparedDataset:
     """Ratings and comparisons read."""
     simulated_share: float
     """Share of simulated ones among them, 0 to 1."""
-    query: dict[str, Any]
+    query: dict[str, object]
     """What was asked for: source, knobs, newest feedback seen."""
     snapshot: Snapshot | None
     path: Path | None
@@ -58,7 +57,7 @@ class PreparedDataset:
     """Split -> ids of the feedback behind its rows; feedback in a file is numbered in order."""
     unreadable: dict[str, str]
     """The first unreadable decisions: id -> reason. `left_out` has their number."""
-    balance: dict[str, Any]
+    balance: Mapping[str, object]
     """Labels only: how many are good and bad, and how many of them a reward decided."""
     _rows: Callable[[], Iterator[Row]] = field(repr=False)
 
@@ -120,8 +119,8 @@ def prepare_training_dataset(
     """An agent's feedback as rows of one kind, stored as a snapshot.
 
     `rl.datasets.pairs` makes pairs; `rl.datasets.examples` makes labels (KTO), scores (reward regression), corrections
-    (SFT), groups (several rated responses per prompt) and prompts. The same feedback and arguments give the same file,
-    byte for byte; an existing snapshot of that content is reused.
+    (SFT) and prompts. The same feedback and arguments give the same file, byte for byte; an existing snapshot of that
+    content is reused.
 
     Args:
         agent: Slug; None: the only agent with decisions, or `assistant` for a file.
@@ -149,14 +148,12 @@ def prepare_training_dataset(
     try:
         evidence = source_opened(agent, given, kind, put_off, keep_reasoning=rules.keep_reasoning)
         made = make_rows(evidence, kind, left_out, knobs, dry_run=dry_run and not binding)
-        replayed: dict[str, Any] = {}
+        replayed: Mapping[str, object] = {}
         if replay is not None:
             salt = str(evidence.feedback_count)
             made = replay.draw(made, salt)
             replayed = {"replay": replay.query(salt, made.rows)}
-        if rules.balance and kind != Snapshot.Kind.LABELS:
-            raise RecipeError(f"only labels can be balanced, found {kind}")
-        made = rows_sampled(examples_balanced(made) if rules.balance else made, max_samples)
+        made = rows_sampled(made, max_samples)
     except (RecipeError, FormatRefused) as error:
         raise DatasetRefused(str(error)) from error
     left_out.update(made.left_out)
@@ -165,7 +162,6 @@ def prepare_training_dataset(
         "source": "file" if given else "db",
         **knobs,
         "max_samples": max_samples,
-        **({"balance": True} if rules.balance else {}),
         **({"reasoning": True} if rules.keep_reasoning else {}),
         **evidence.query(),
         **replayed,

@@ -14,6 +14,7 @@ from django.db import transaction
 
 from feedback.erasure.marks import Marks
 from feedback.erasure.service import columns_erase
+from rl import artifacts
 from rl.checksums import SUMS, file_sum, sums_write
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.feedback_types import Row
@@ -26,7 +27,6 @@ from rl.models import (
     Evaluation,
     GoldenCase,
     JudgedPair,
-    LabelRun,
     Policy,
     RewardModelVersion,
     RewardRecord,
@@ -79,22 +79,27 @@ def _runs_erase(runs: Any, remainder: Remainder, dry_run: bool) -> set[str]:
                 _file_erase(file.parent, remainder, dry_run)
         for policy in Policy.objects.filter(kind=Policy.Kind.LINEAR, run=run):
             folder = home / policy.adapter_path
+            artifacts.fetch(folder)
             if not _file_erase(folder, remainder, dry_run):
                 continue
             names.add(policy.name)
             if dry_run:
                 continue
             Policy.objects.filter(pk=policy.pk).update(adapter_sha256=file_sum(folder / WEIGHTS))
+            artifacts.put(folder)
             for artifact in Artifact.objects.filter(policy=policy):
+                artifacts.forget(artifact.path)
                 (home / artifact.path).unlink(missing_ok=True)
                 artifact.delete()
         for judge in RewardModelVersion.objects.filter(architecture=LINEAR, run=run):
             folder = home / judge.path
+            artifacts.fetch(folder)
             if not _file_erase(folder, remainder, dry_run):
                 continue
             names.add(judge.name)
             if not dry_run:
                 RewardModelVersion.objects.filter(pk=judge.pk).update(sha256=file_sum(folder / WEIGHTS))
+                artifacts.put(folder)
     return names
 
 
@@ -143,7 +148,7 @@ def snapshots_containing(
     Each is {snapshot, agent, path, rows, fault, runs, policies}. If its file is gone or changed, rows is None and fault
     says why.
     """
-    summaries: list[dict[str, Any]] = []
+    summaries: list[dict[str, object]] = []
     snapshots = Snapshot.objects.filter(agent__in=list(prompts))
     if since is not None:
         snapshots = snapshots.filter(created_at__gte=since)
@@ -178,9 +183,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "rl.PolicyEvent": ("reason", "verdicts"),
     "rl.TrainingRun": ("reason", "result"),
     "rl.RunMetric": ("values",),
-    "rl.LabelRun": ("figures", "left_out"),
     "rl.RewardModelVersion": ("ranking",),
-    "rl.RewardModelEvent": ("reason", "figures"),
     "rl.ExperimentEvent": ("reason", "figures"),
     "rl.JudgingRound": ("reason",),
     "rl.JudgedPair": ("answer", "other_answer"),
@@ -268,6 +271,7 @@ def _snapshot_erase(snapshot: Snapshot, marks: Marks, dry_run: bool) -> tuple[in
     others = Snapshot.objects.filter(path=str(old_path.relative_to(settings.RATCHET_HOME)))
     if old_path != path and not others.exists():
         # Until the commit, the database still names the old file.
+        artifacts.forget(old_path)
         transaction.on_commit(lambda: old_path.unlink(missing_ok=True))
     return erased_count, models
 
@@ -279,7 +283,7 @@ def _is_of_unit(row: Row, prompts: Set[str], marks: Marks) -> bool:
     if row["prompt_hash"] in marks.own_prompts:
         return True
     sides = [row.get(name) for name in ("chosen", "rejected", "completion")]
-    texts = [*sides, *row.get("completions", ()), *row.get("preferred", ()), *row.get("dispreferred", ())]
+    texts = [*sides, *row.get("preferred", ()), *row.get("dispreferred", ())]
     return any(text in marks.responses if isinstance(text, str) else False for text in texts) or (
         marks.redact_json(dict(row)) != row
     )
@@ -291,18 +295,16 @@ LEARNING = (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING, TrainingRun.S
 def trained_on(prompts: Mapping[str, set[str]], since: datetime) -> dict[str, list[Any]]:
     """FEEDBACK_TRAINED_ON: artefacts trained since then on these prompts ({agent: prompt hashes}).
 
-    Returns runs, snapshots and evaluations (numbers), policies (names) and label models. A snapshot whose file is gone
+    Returns runs, snapshots and evaluations (numbers), and policies (names). A snapshot whose file is gone
     or changed counts as holding the prompts.
     """
     snapshots = [found["snapshot"] for found in snapshots_containing(prompts, since)]
     runs = TrainingRun.objects.filter(snapshot__in=snapshots)
     learnt = runs.filter(status__in=LEARNING) | runs.filter(policy__isnull=False)
-    labels = LabelRun.objects.filter(agent__in=list(prompts), created_at__gte=since).exclude(path="")
     evaluations = Evaluation.objects.filter(snapshot__in=snapshots)
     return {
         "runs": sorted(set(learnt.values_list("pk", flat=True))),
         "policies": sorted(Policy.objects.filter(run__snapshot__in=snapshots).values_list("name", flat=True)),
-        "labels": [str(row) for row in labels.order_by("pk")],
         "snapshots": sorted(snapshots),
         "evaluations": sorted(evaluations.values_list("pk", flat=True)),
     }

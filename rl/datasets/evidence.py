@@ -12,13 +12,10 @@ from typing import Any, Protocol
 from django.db.models import Q
 
 from feedback import selectors
-from feedback.agreement.report import LabelAggregated, labels_aggregated
 from feedback.explorer.bulk_readers import outcome_facts
 from feedback.messages import Message
-from feedback.models import Aggregation
 from feedback.storage.problem_rows import RowReader
 from feedback.storage.responses import completion_read
-from feedback.storage.sampling import agent_settings
 from rl.agents import get_agent
 from rl.datasets.feedback_types import (
     CandidatesEvidence,
@@ -32,9 +29,10 @@ from rl.datasets.feedback_types import (
     rating_value,
 )
 from rl.datasets.reward_records import pending_with_evidence, reward_settings
+from rl.datasets.teachers import teacher_log
 from rl.models import RewardRecord
-from rl.recipes.sft import DEMONSTRATIONS
-from rl.rewards.rows import facts_of
+from rl.recipes.sft import ANSWER, DEMONSTRATIONS
+from rl.rewards.answers import facts_of
 
 logger = logging.getLogger("rl.datasets")
 
@@ -46,7 +44,6 @@ REASONS: dict[str, str] = {
     "refused_row": "unreadable rows of the file",
     "unreadable": "unreadable decisions; `/problems/` names each and says why",
     "no_preference": "rows of the file without a preference (a prompt, a demonstration)",
-    "beside_a_person": "simulated verdicts on responses that a person rated, if raters are weighted by reliability",
     "other_agent": "rows of the file for another agent",
     "near_identical": "held-out rows whose prompt is nearly identical to one in training or tuning",
     "repeated_prompt": "repeated prompts in a file of prompts",
@@ -62,7 +59,7 @@ class Prompt:
     messages: list[Message]
     state: Any = None
     tools: list[Any] | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
     """Facts for verifiable rewards: tests, the right answer."""
     unit: str = ""
     trace: str = ""
@@ -103,7 +100,7 @@ class EvidenceSource(Protocol):
         """Every prompt, with or without feedback; complete once `evidence` is exhausted."""
         ...
 
-    def query(self) -> dict[str, Any]:
+    def query(self) -> dict[str, object]:
         """What identifies this source, for the snapshot's record."""
         ...
 
@@ -180,7 +177,6 @@ class DatabaseEvidence:
         self, responses: dict[uuid.UUID, Response], left_out: Counter[str]
     ) -> Iterator[RatingEvidence | CorrectionEvidence | DemonstrationEvidence]:
         corrections: list[_Correction] = []
-        joint_labels = self._weighted_labels()
         for rating in selectors.rating_facts(self.agent):
             response = responses.get(rating.decision)
             if response is None or rating.id in self._put_off:
@@ -201,21 +197,10 @@ class DatabaseEvidence:
                 left_out["no_verdict"] += 1
             if value is None:
                 continue
-            if (label := joint_labels.get(rating.decision)) is not None:
-                if simulated and not label.simulated:
-                    left_out["beside_a_person"] += 1
-                    continue
-                value = label.probability_good
             yield RatingEvidence(
                 response.prompt_hash, response.completion, value, simulated, tags, (rating.id,)
             )
         yield from self._corrections(responses, corrections)
-
-    def _weighted_labels(self) -> dict[uuid.UUID, LabelAggregated]:
-        """Decision -> label from raters weighted by reliability, if the agent's settings ask for it, else {}."""
-        if agent_settings(self.agent).aggregation != Aggregation.DAWID_SKENE:
-            return {}
-        return {label.decision: label for label in labels_aggregated(self.agent, Aggregation.DAWID_SKENE)}
 
     def _corrections(
         self,
@@ -292,6 +277,22 @@ class DatabaseEvidence:
                             fact.prompt_hash, completion, source, False, tuple(fact.tags), (fact.id,)
                         )
 
+    def answers(self) -> Iterator[DemonstrationEvidence]:
+        """The unrated answers of the policy that answered most: per prompt the most frequent one."""
+        given: dict[str, Counter[str]] = {}
+        teacher = teacher_log(self.agent)
+        facts: dict[tuple[str, str], selectors.ResponseFact] = {}
+        for fact in selectors.answers_unjudged(self.agent, teacher.policy) if teacher else ():
+            given.setdefault(fact.prompt_hash, Counter())[fact.response] += 1
+            facts.setdefault((fact.prompt_hash, fact.response), fact)
+        for prompt_hash, counts in given.items():
+            text = min(counts, key=lambda one: (-counts[one], one))
+            fact = facts[prompt_hash, text]
+            with self.rows.row(fact.id):
+                completion = self._completion(fact)
+                self._represent(fact)
+                yield DemonstrationEvidence(prompt_hash, completion, ANSWER, tags=tuple(fact.tags))
+
     def _count(self, rater_kind: str) -> bool:
         simulated = rater_kind == SIMULATED_RATER
         self.feedback_count += 1
@@ -318,12 +319,9 @@ class DatabaseEvidence:
             self._represent(fact)
         return list(self._representatives)
 
-    def query(self) -> dict[str, Any]:
+    def query(self) -> dict[str, object]:
         newest = selectors.feedback_counts(self.agent).newest_at
-        return {
-            "newest_rating_at": newest.isoformat() if newest else None,
-            "aggregation": agent_settings(self.agent).aggregation,
-        }
+        return {"newest_rating_at": newest.isoformat() if newest else None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +342,7 @@ def with_reasoning(completion: Completion, reasoning: str) -> Completion:
     return [{**completion[0], "reasoning": reasoning}, *completion[1:]]
 
 
-def tools_of(metadata: Mapping[str, Any]) -> list[Any] | None:
+def tools_of(metadata: Mapping[str, Any]) -> list[object] | None:
     """Tools offered with a prompt; None unless `tools` is a list of objects, as in chats."""
     tools = metadata.get("tools")
     described = isinstance(tools, list) and bool(tools) and all(isinstance(tool, dict) for tool in tools)

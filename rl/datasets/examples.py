@@ -1,4 +1,4 @@
-"""Labels, scores, demonstrations, groups and prompts from evidence on single responses; mixed sets; replay. Pure.
+"""Labels, scores, demonstrations and prompts from evidence on single responses; mixed sets; replay. Pure.
 
 As in `rl.datasets.pairs`, everything depends on the content of the evidence, never on its order.
 """
@@ -29,10 +29,13 @@ from rl.datasets.feedback_types import (
 )
 from rl.datasets.pairs import Pair, R, RowSet, pairs_from_evidence
 from rl.recipes import DATASET_CONFIG, RecipeError
-from rl.recipes.sft import EXAMPLE_SOURCES
+from rl.recipes.sft import ANSWER, EXAMPLE_SOURCES, FEEDBACK_SOURCES
 
 GOOD = 0.75
 """Lowest mean verdict (or reward without verdicts) of a demonstration: four stars, or three of four thumbs up."""
+
+MOST_OF_CLUSTER = 3
+"""Most unrated answers to near-identical prompts that are shown: frequent questions would drown the rare ones."""
 
 EXAMPLE_REASONS: dict[str, str] = {
     "undecided": "responses with as many good as bad verdicts",
@@ -41,12 +44,10 @@ EXAMPLE_REASONS: dict[str, str] = {
     "outranked": "demonstrations on a prompt that has some from a stronger source",
     "other_source": "demonstrations from a source that was not requested",
     "correction_invalid": "corrections that the agent could not act on",
-    "single_response": "prompts with verdicts on one response only: a group needs two",
-    "same_reward": "groups whose responses all have the same mean verdict",
     "no_verdict": "ratings without thumb, stars or score",
     "in_a_pair": "verdicts that made a pair with another verdict, in a dataset of pairs and scores",
     "not_replayed": "rows of older feedback that the replay share did not draw",
-    "over_balance": "training labels of the more frequent kind, beyond four for every three of the other",
+    "near_identical_answer": f"unrated answers beyond {MOST_OF_CLUSTER} to near-identical prompts",
     "over_max_samples": "rows beyond the requested sample",
 }
 """Reason why evidence makes no row -> what its number counts."""
@@ -84,7 +85,7 @@ class _Verdicts:
     """Used only if nobody rated the response."""
     corrections: int = 0
     sources: set[str] = field(default_factory=set)
-    """Which of DEMONSTRATIONS it is."""
+    """Which of DEMONSTRATIONS it is, or ANSWER."""
     simulated: bool = False
     tags: set[str] = field(default_factory=set)
     feedback: dict[str, set[uuid.UUID]] = field(default_factory=dict)
@@ -104,7 +105,7 @@ class _Verdicts:
         return sum(known) / len(known)
 
 
-REWARD_KINDS = ("scores", "groups")
+REWARD_KINDS = ("scores",)
 """Kinds that also use rewards based on comparisons alone; pairs use the comparisons themselves."""
 
 
@@ -125,16 +126,15 @@ def examples_from_evidence(
     split_of: SplitOf,
     *,
     threshold: float = DATASET_CONFIG["reward_threshold"],
-    sources: Collection[str] = EXAMPLE_SOURCES,
+    sources: Collection[str] = FEEDBACK_SOURCES,
 ) -> RowSet[Example]:
-    """Rows of a kind: `labels`, `scores`, `corrections` or `groups`. Raises RecipeError for another kind.
+    """Rows of a kind: `labels`, `scores` or `corrections`. Raises RecipeError for another kind.
 
     labels: {"completion", "label"}; true if the mean verdict is above neutral, or without verdicts if the reward is at
         least `threshold`, in (0, 1).
     scores: {"completion", "score"}; the mean verdict or reward, in [0, 1].
     corrections: {"completion"}; a valid correction, a demonstration, or a response with a mean or reward of at least
         GOOD. Per prompt, only those of the strongest of `sources` (of EXAMPLE_SOURCES).
-    groups: {"completions", "rewards"}; the responses to one prompt and their means.
     """
     if kind not in BUILDERS:
         raise RecipeError(f"a dataset's kind is one of {', '.join(BUILDERS)}; found {kind!r}")
@@ -183,24 +183,20 @@ def prompt_examples(prompt_hashes: Iterable[str], split_of: SplitOf) -> RowSet[E
     return RowSet(rows, {})
 
 
-BALANCE_RATIO = 4 / 3
-"""Most training labels of one kind per label of the other (Ethayarajh et al. 2024, arXiv 2402.01306, eq. 9)."""
-
-
-def examples_balanced(examples: RowSet[Example]) -> RowSet[Example]:
-    """Downsample the more frequent training label to BALANCE_RATIO, by hash; held-out rows stay.
-
-    Labels of only one kind stay as they are.
-    """
-    train = [row for row in examples.rows if row.split == "train"]
-    kinds = [[row for row in train if row.content["label"] is kind] for kind in (False, True)]
-    many = max(kinds, key=len)
-    allowed = int(BALANCE_RATIO * min(map(len, kinds)))
-    if not allowed or len(many) <= allowed:
+def answers_thinned(examples: RowSet[Example], clusters: Mapping[str, str]) -> RowSet[Example]:
+    """At most MOST_OF_CLUSTER unrated answers of each cluster of near-identical prompts, by hash. clusters: prompt ->
+    cluster, or ""."""
+    kept: Counter[str] = Counter()
+    out: set[str] = set()
+    for row in sorted(examples.rows, key=lambda row: row.digest):
+        if row.source == ANSWER and (name := clusters.get(row.prompt_hash)):
+            kept[name] += 1
+            if kept[name] > MOST_OF_CLUSTER:
+                out.add(row.digest)
+    if not out:
         return examples
-    out = {row.digest for row in sorted(many, key=lambda row: row.digest)[allowed:]}
-    rows = tuple(row for row in examples.rows if row.split != "train" or row.digest not in out)
-    return RowSet(rows, {**examples.left_out, "over_balance": len(many) - allowed})
+    rows = tuple(row for row in examples.rows if row.source != ANSWER or row.digest not in out)
+    return RowSet(rows, {**examples.left_out, "near_identical_answer": len(out)})
 
 
 def _note(
@@ -221,7 +217,7 @@ def _note(
 def _example(
     prompt_hash: str,
     split: Split,
-    content: Mapping[str, Any],
+    content: Mapping[str, object],
     verdicts: Iterable[_Verdicts],
     source: str = "",
 ) -> Example:
@@ -277,6 +273,8 @@ def _demonstrations(
     by_source: dict[str, list[Example]] = {}
     for key, verdicts in sorted(responses.items()):
         written = [*(["correction"] if verdicts.corrections else []), *verdicts.sources]
+        if written == [ANSWER] and verdicts.verdict:
+            written = []  # somebody judged the same text elsewhere
         if written and verdicts.values and verdicts.mean < NEUTRAL:
             asked.left_out["disliked"] += 1
         elif not written and verdicts.mean < GOOD:
@@ -295,24 +293,10 @@ def _demonstrations(
     return by_source.get(strongest, [])
 
 
-def _groups(prompt_hash: str, split: Split, responses: Responses, asked: _ExampleRequest) -> list[Example]:
-    if len(responses) < 2:
-        asked.left_out["single_response"] += 1
-        return []
-    keys = sorted(responses)
-    rewards = [round(responses[key].mean, 6) for key in keys]
-    if len(set(rewards)) == 1:
-        asked.left_out["same_reward"] += 1
-        return []
-    content = {"completions": [responses.spellings.completion(key) for key in keys], "rewards": rewards}
-    return [_example(prompt_hash, split, content, responses.values())]
-
-
 BUILDERS: dict[str, Callable[[str, Split, Responses, _ExampleRequest], list[Example]]] = {
     "labels": _labels,
     "scores": _scores,
     "corrections": _demonstrations,
-    "groups": _groups,
 }
 
 
@@ -385,7 +369,7 @@ class Replay:
         left_out = {**rows.left_out, NOT_REPLAYED: out} if out else rows.left_out
         return RowSet(sample, left_out)
 
-    def query(self, salt: str, rows: Iterable[Any]) -> dict[str, Any]:
+    def query(self, salt: str, rows: Iterable[Any]) -> dict[str, object]:
         """Record of the draw for the snapshot: training rows of prompts with new and with older feedback."""
         train = [row.prompt_hash in self.new for row in rows if row.split == "train"]
         return {

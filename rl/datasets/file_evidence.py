@@ -28,6 +28,7 @@ from feedback.transfer.formats.records import (
     ImportedReference,
     ImportedTrace,
     OutcomeReference,
+    Record,
     RowError,
     RowRefused,
     RowSkipped,
@@ -49,9 +50,9 @@ from rl.datasets.feedback_types import (
 )
 from rl.datasets.reward_records import RewardsRefused, reward_plan
 from rl.recipes.sft import DEMONSTRATIONS
+from rl.rewards.answers import facts_of
 from rl.rewards.base import RewardSample
 from rl.rewards.horizons import DecisionFeedback, HorizonPlan, rewards_over_time
-from rl.rewards.rows import facts_of
 
 logger = logging.getLogger("rl.datasets")
 
@@ -76,6 +77,7 @@ class FileEvidence:
         path: Path,
         *,
         ratings_path: Path | None = None,
+        validation_path: Path | None = None,
         keep_reasoning: bool = False,
     ) -> None:
         self.keep_reasoning = keep_reasoning
@@ -83,6 +85,10 @@ class FileEvidence:
         self.path = path
         self.format = formats.format_by_name(formats.detect(path)).name
         self.ratings_path = ratings_path
+        self.validation_path = validation_path
+        self.validation_prompts: set[str] | None = None if validation_path is None else set()
+        """Hashes of the validation file's prompts, once the evidence is read; None without such a file."""
+        self._validating = False
         self.feedback_count = 0
         self.simulated_count = 0
         self.rows = RowReader(agent, "dataset")
@@ -100,8 +106,8 @@ class FileEvidence:
         refusals: list[RowRefused] = []
         decisions: dict[uuid.UUID, Response] = {}
         # A named rater's last comparison of two decisions stands, on whichever sides.
-        comparisons: dict[tuple[frozenset[Any], str], ImportedComparison] = {}
-        for record in formats.read(self.path, self.format, self.ratings_path):
+        comparisons: dict[tuple[frozenset[object], str], ImportedComparison] = {}
+        for record in self._records():
             if isinstance(record, RowRefused):
                 if record.broken:
                     raise FormatRefused(f"{self.path} line {record.line}: {record.reason}")
@@ -141,6 +147,13 @@ class FileEvidence:
                 first.line,
                 first.reason,
             )
+
+    def _records(self) -> Iterator[Record]:
+        self._validating = False
+        yield from formats.read(self.path, self.format, self.ratings_path)
+        if self.validation_path is not None:
+            self._validating = True
+            yield from formats.read(self.validation_path, self.format)
 
     def _decision_evidence(
         self, record: ImportedDecision, decisions: dict[uuid.UUID, Response], left_out: Counter[str]
@@ -215,6 +228,8 @@ class FileEvidence:
 
     def _response(self, record: ImportedDecision) -> Response:
         prompt_hash = selectors.prompt_hash(self.agent, record.messages)
+        if self._validating and self.validation_prompts is not None:
+            self.validation_prompts.add(prompt_hash)
         known = self._prompts.get(prompt_hash)
         if known is None or known.state is None:
             self._prompts[prompt_hash] = Prompt(
@@ -246,7 +261,7 @@ class FileEvidence:
             response = agent.respond(option)
         return replace(record, messages=agent.render(state), response=response, state=state, metadata={})
 
-    def _state(self, entry: dict[str, Any], agent: Agent) -> Any:
+    def _state(self, entry: dict[str, object], agent: Agent) -> Any:
         state = entry.get("state", entry.get("scenario"))
         if isinstance(state, dict):
             return state
@@ -334,8 +349,8 @@ class FileEvidence:
     def prompt_hashes(self) -> list[str]:
         return list(self._prompts)
 
-    def query(self) -> dict[str, Any]:
-        files = [self.path, *([self.ratings_path] if self.ratings_path else [])]
+    def query(self) -> dict[str, object]:
+        files = [path for path in (self.path, self.ratings_path, self.validation_path) if path is not None]
         return {"format": self.format, "files": [{"name": f.name, "sha256": _sha256(f)} for f in files]}
 
 
@@ -382,8 +397,10 @@ def holds_prompts(path: Path) -> bool:
 class PromptFile(FileEvidence):
     """Prompts with facts from a file; no feedback."""
 
-    def __init__(self, agent: str, path: Path) -> None:
+    def __init__(self, agent: str, path: Path, validation_path: Path | None = None) -> None:
         self.agent, self.path, self.format, self.ratings_path = agent, path, "prompts", None
+        self.validation_path, self._validating = validation_path, False
+        self.validation_prompts = None if validation_path is None else set()
         self.feedback_count = self.simulated_count = 0
         self.rows = RowReader(agent, "dataset")
         self._prompts: dict[str, Prompt] = {}
@@ -391,10 +408,16 @@ class PromptFile(FileEvidence):
 
     def evidence(self, left_out: Counter[str]) -> Iterator[Evidence]:
         """Yields nothing; reads the prompts and counts repeated ones in `left_out`."""
-        for row in rows(self.path):
+        for path in filter(None, (self.path, self.validation_path)):
+            self._validating = path == self.validation_path
+            self._prompts_read(path, left_out)
+        yield from ()
+
+    def _prompts_read(self, path: Path, left_out: Counter[str]) -> None:
+        for row in rows(path):
             if isinstance(row, RowRefused):
                 if row.broken:
-                    raise FormatRefused(f"{self.path} line {row.line}: {row.reason}")
+                    raise FormatRefused(f"{path} line {row.line}: {row.reason}")
                 left_out["refused_row"] += 1
                 continue
             try:
@@ -403,14 +426,15 @@ class PromptFile(FileEvidence):
                 left_out["refused_row"] += 1
                 continue
             prompt_hash = selectors.prompt_hash(self.agent, prompt.messages)
+            if self._validating and self.validation_prompts is not None:
+                self.validation_prompts.add(prompt_hash)
             if prompt_hash in self._prompts:
                 left_out["repeated_prompt"] += 1
             else:
                 self._prompts[prompt_hash] = prompt
-        yield from ()
 
 
-def prompt_of(row: Any) -> Prompt:
+def prompt_of(row: object) -> Prompt:
     """A row as a prompt: messages without a final answer, state, tools, and all other columns as facts.
 
     Raises RowError without a prompt.

@@ -100,7 +100,7 @@ def _of_rows(agent: str, rows: Iterable[Row]) -> Distance:
         splits[row["prompt_hash"]] = row["split"]
         if "chosen" in row:
             kind = PAIRS
-        elif row.get("facts") and not {"completion", "completions"} & set(row):
+        elif row.get("facts") and "completion" not in row:
             kind = TESTS
     tally = SplitCounts.of(splits.values())
     return distance_of({kind: tally.holdout}, tally, min_evidence_of(agent))
@@ -116,7 +116,7 @@ def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, Dis
     for agent, one in counts.items():
         minimum = needed.get(agent, GateBounds().min_evidence)
         if 0 < one.feedback <= MAX_COUNT:
-            stamp: tuple[Any, ...] = (one.ratings, one.comparisons, one.newest_at, minimum)
+            stamp: tuple[object, ...] = (one.ratings, one.comparisons, one.newest_at, minimum)
             distances[agent] = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
         elif not one.feedback and 0 < one.decisions <= MAX_COUNT:
             # Without ratings, outcomes, demonstrations or tests may still lead. An app records decisions all the time,

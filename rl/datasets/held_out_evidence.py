@@ -13,6 +13,7 @@ from typing import Any
 
 from django.conf import settings
 
+from feedback import selectors
 from feedback.storage.sql import chunks
 from rl.agents import get_agent
 from rl.agents.base import Agent
@@ -24,10 +25,18 @@ from rl.datasets import (
 )
 from rl.datasets.evidence import EvidenceSource
 from rl.datasets.examples import Example, examples_from_evidence
-from rl.datasets.feedback_types import NEUTRAL, SPLITS, Evidence, Row, Split
+from rl.datasets.feedback_types import (
+    NEUTRAL,
+    OF_PEOPLE,
+    SPLITS,
+    Evidence,
+    Row,
+    Split,
+    known_digest,
+    known_rows,
+)
 from rl.datasets.file_evidence import holds_prompts
 from rl.datasets.holdout import SplitCounts
-from rl.datasets.known_answers import OF_PEOPLE, known_digest, known_rows
 from rl.datasets.pairs import Pair, pairs_from_evidence
 from rl.datasets.prompt_clusters import cluster_report, clusters_of
 from rl.datasets.rows import (
@@ -56,8 +65,9 @@ from rl.models import Snapshot
 from rl.models.agent_definitions import agent_served
 from rl.recipes import DATASET_CONFIG
 from rl.rewards import answers as right_answers
-from rl.rewards.code_tests import EXPECTED_OUTPUTS
-from rl.rewards.code_tests import TESTS as CODE_TESTS
+from rl.rewards.answers import FACTS, ROW_COLUMNS
+from rl.rewards.code_execution import EXPECTED_OUTPUTS
+from rl.rewards.code_execution import TESTS as CODE_TESTS
 
 HOLDOUT: Split = "holdout"
 
@@ -108,7 +118,7 @@ class HeldOut:
     spare: list[Row] = field(default_factory=list)
     """Eval and holdout prompts, with or without feedback; their answers are checked for validity."""
     left_out: Counter[str] = field(default_factory=Counter)
-    clusters: dict[str, Any] = field(default_factory=dict)
+    clusters: dict[str, object] = field(default_factory=dict)
     """`prompt_clusters.cluster_report`; empty if near-identical prompts were not looked for."""
 
     def counts(self) -> dict[str, int]:
@@ -269,11 +279,6 @@ def _sorted_by_kind(dataset: str, rows: list[Row], rewarded: bool, agent: Agent)
         elif dataset == Snapshot.Kind.CORRECTIONS:
             if row["source"] in WRITTEN_SOURCES:  # Liked answers count as labels or outcomes.
                 rows_by_kind.setdefault(CORRECTIONS, []).append(row)
-        elif dataset == Snapshot.Kind.GROUPS:
-            rated = zip(row["completions"], row["rewards"], strict=True)
-            rows_by_kind.setdefault(kind_of(row["source"]), []).extend(
-                {**row, "completion": completion, "score": reward} for completion, reward in rated
-            )
         elif dataset == Snapshot.Kind.PROMPTS:
             if testable(row.get("facts") or {}):
                 rows_by_kind.setdefault(TESTS, []).append(row)
@@ -284,7 +289,7 @@ def _sorted_by_kind(dataset: str, rows: list[Row], rewarded: bool, agent: Agent)
     return {kind: single for kind, some in rows_by_kind.items() if (single := _single_texts(some))}
 
 
-def testable(facts: Mapping[str, Any]) -> bool:
+def testable(facts: Mapping[str, object]) -> bool:
     """True if a prompt's facts decide whether an answer is right: a right answer, or tests if code may run."""
     columns = [
         *right_answers.COLUMNS,
@@ -305,7 +310,7 @@ def _is_single(completion: Any) -> bool:
     return len(completion) == 1 and isinstance(completion[0].get("content"), str)
 
 
-def good_chars(rows: Mapping[str, list[Row]]) -> dict[str, Any]:
+def good_chars(rows: Mapping[str, list[Row]]) -> dict[str, object]:
     """Geometric mean length of the answers that people wrote, chose or liked: {"value": characters, "n"}, or {}."""
     texts = [row["chosen"] for row in rows.get(PAIRS, ())]
     texts += [row["completion"] for row in rows.get(CORRECTIONS, ())]
@@ -346,10 +351,12 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
         OUTCOMES: _hashes(row for row in scores if kind_of(row.source) == OUTCOMES),
         CORRECTIONS: _hashes(row for row in demonstrations if row.source in WRITTEN_SOURCES),
     }
-    hashes = evidence_source.prompt_hashes()
-    splits.settle(hashes)
-    held_out = [name for name in hashes if splits(name) == HOLDOUT]
     known = agent_served(agent)
+    held_out: list[str] = []
+    if _answers_recorded(known):
+        hashes = evidence_source.prompt_hashes()
+        splits.settle(hashes)
+        held_out = [name for name in hashes if splits(name) == HOLDOUT]
     prompts[TESTS] = set()
     prompts[KNOWN] = _pooled(scores, pairs, prompts[CORRECTIONS]) if known.discrete else set()
     for chunk in chunks(held_out, PROMPTS_AT_ONCE):
@@ -372,8 +379,17 @@ def evidence_counts(agent: str) -> tuple[dict[str, int], SplitCounts]:
     return telling_counts(counts, alike), splits.tally
 
 
+def _answers_recorded(agent: Agent) -> bool:
+    """False if the app never sent right answers or tests: then only prompts with feedback can be evidence.
+
+    An app records thousands of decisions before anybody rates one. Drawing and reading all their prompts takes seconds.
+    """
+    knows = type(agent).ground_truth is not Agent.ground_truth
+    return selectors.answers_recorded(agent.slug, (FACTS, *ROW_COLUMNS), in_state=knows)
+
+
 def _pooled(scores: Iterable[Example], pairs: Iterable[Pair], written: Iterable[str]) -> set[str]:
-    """Prompts with known answers by `rl.datasets.known_answers`."""
+    """Prompts with known answers by `rl.datasets.feedback_types`."""
     rated = {
         row.prompt_hash
         for row in scores

@@ -11,7 +11,6 @@ import zlib
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from feedback.explorer.bulk_readers import prompts_named
 from feedback.messages import Message
@@ -133,6 +132,8 @@ def _near_prompts(parts: Mapping[str, frozenset[str]], units: Mapping[str, str])
 
     parts: prompt -> its distinctive words and pairs. units: prompt -> unit, if units are sessions.
     """
+    if not parts:
+        return {}
     from datasketch import MinHash, MinHashLSH  # The import takes 0.5 s.
 
     index = MinHashLSH(threshold=MIN_SIMILARITY - 0.1, num_perm=PERMUTATIONS)
@@ -183,7 +184,7 @@ LISTED_CLUSTERS, EXAMPLES = 5, 3
 """Largest clusters in a report, and prompts listed of each."""
 
 
-def cluster_report(clusters: Mapping[str, str], sides: Mapping[str, str]) -> dict[str, Any]:
+def cluster_report(clusters: Mapping[str, str], sides: Mapping[str, str]) -> dict[str, object]:
     """Counts of near-identical prompts, and the largest clusters; JSON-serialisable.
 
     clusters: prompt -> cluster, from `clusters_of`. sides: prompt -> split.
@@ -215,7 +216,7 @@ def cluster_report(clusters: Mapping[str, str], sides: Mapping[str, str]) -> dic
     }
 
 
-def cluster_text(report: Mapping[str, Any]) -> str:
+def cluster_text(report: Mapping[str, object]) -> str:
     """A report's counts in a sentence; empty without near-identical prompts."""
     if not report.get("clusters"):
         return ""
@@ -263,7 +264,7 @@ class NearIdenticalPrompts:
     """Near-identical prompts of an evaluation, for pages."""
 
     words: str
-    largest: list[dict[str, Any]]
+    largest: list[dict[str, object]]
     """`largest` of `cluster_report`, with texts as examples."""
 
 

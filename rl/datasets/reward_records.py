@@ -340,10 +340,10 @@ def raw_rewards(ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, float]:
     return {pk: row.raw for pk, row in records_newest(list(ids)).items() if row.raw is not None}
 
 
-_means: CostAwareCache[dict[str, Any]] = CostAwareCache()
+_means: CostAwareCache[Mapping[str, object]] = CostAwareCache()
 
 
-def reward_summary(slug: str) -> dict[str, Any]:
+def reward_summary(slug: str) -> dict[str, object]:
     """Mean rewards of an agent's decisions (cached) and how they are calculated, for its page."""
     newest = RewardRecord.objects.filter(agent=slug, superseded_by__isnull=True)
     means = _means.get(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
     REWARD_KINDS,
     Example,
+    answers_thinned,
     examples_from_evidence,
     judgements_from_evidence,
     prompt_examples,
@@ -32,7 +33,7 @@ from rl.datasets.snapshots import DatasetRefused
 from rl.datasets.splits import SourceSplits
 from rl.models import Snapshot
 from rl.recipes import DATASET_CONFIG
-from rl.recipes.sft import EXAMPLE_SOURCES
+from rl.recipes.sft import ANSWER, FEEDBACK_SOURCES
 
 PROMPTS_AT_ONCE = 1000
 """Prompts held in memory at a time."""
@@ -45,6 +46,8 @@ class FeedbackFile:
     path: Path
     ratings_path: Path | None = None
     """Second file of formats that have two."""
+    validation_path: Path | None = None
+    """File of the same format whose prompts are held out, and no others; None: the prompts are split."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,14 @@ class RowRules:
 
     reward_threshold: float | None = None
     """Labels: lowest reward, in (0, 1), of a good response that nobody rated; None: the agent's reward settings."""
-    balance: bool = False
-    """Labels: leave out training rows of the more frequent label, down to 4 for every 3 of the other."""
-    sources: tuple[str, ...] = EXAMPLE_SOURCES
+    sources: tuple[str, ...] = FEEDBACK_SOURCES
     """Corrections: where demonstrations may come from."""
     implied: bool = False
     """Pairs: include those implied by a verdict on one of several listed options."""
     keep_reasoning: bool = False
     """Responses carry the reasoning recorded with them."""
 
-    def knobs(self, agent: str, kind: str) -> dict[str, Any]:
+    def knobs(self, agent: str, kind: str) -> dict[str, object]:
         """Keyword arguments of the function that makes rows of this kind."""
         if kind in (Snapshot.Kind.PAIRS, Snapshot.Kind.PAIRS_AND_SCORES):
             knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
@@ -96,15 +97,26 @@ def source_opened(
             )
         return DatabaseEvidence(agent, put_off, keep_reasoning=keep_reasoning)
     if kind == Snapshot.Kind.PROMPTS and holds_prompts(file.path):
-        return PromptFile(agent, file.path)
-    return FileEvidence(agent, file.path, ratings_path=file.ratings_path, keep_reasoning=keep_reasoning)
+        return PromptFile(agent, file.path, file.validation_path)
+    return FileEvidence(
+        agent,
+        file.path,
+        ratings_path=file.ratings_path,
+        validation_path=file.validation_path,
+        keep_reasoning=keep_reasoning,
+    )
 
 
 def make_rows(
     given: EvidenceSource, kind: str, left_out: Counter[str], knobs: dict[str, Any], *, dry_run: bool
 ) -> RowSet[Any]:
     """Rows of a kind, without their prompts. Unless this is a dry run, new prompts get their side of the split."""
-    splits = SourceSplits(given.agent, dry_run=dry_run, clustered=partial(clustered_prompts, given))
+    splits = SourceSplits(
+        given.agent,
+        dry_run=dry_run,
+        clustered=partial(clustered_prompts, given),
+        validation=given.validation_prompts if isinstance(given, FileEvidence) else None,
+    )
     evidence = _evidence(given, splits, kind, left_out)
     if kind == Snapshot.Kind.PAIRS:
         return pairs_from_evidence(evidence, splits, **knobs)
@@ -116,7 +128,25 @@ def make_rows(
         hashes = given.prompt_hashes()
         splits.settle(hashes)
         return prompt_examples(hashes, splits)
-    return examples_from_evidence(evidence, kind, splits, **knobs)
+    if ANSWER not in knobs.get("sources", ()):
+        return examples_from_evidence(evidence, kind, splits, **knobs)
+    answers: list[DemonstrationEvidence] = []
+    rows = examples_from_evidence(_with_answers(evidence, given, splits, answers), kind, splits, **knobs)
+    return answers_thinned(rows, splits.clusters([one.prompt_hash for one in answers]))
+
+
+def _with_answers(
+    evidence: Iterable[Evidence],
+    given: EvidenceSource,
+    splits: SourceSplits,
+    answers: list[DemonstrationEvidence],
+) -> Iterator[Evidence]:
+    """The evidence, then the unrated answers, whose prompts get their sides together; collects these in `answers`."""
+    yield from evidence
+    if isinstance(given, DatabaseEvidence):
+        answers += given.answers()
+    splits.settle([one.prompt_hash for one in answers])
+    yield from answers
 
 
 def _evidence(
@@ -141,7 +171,7 @@ def rows_with_prompts(
     pairs: RowSet[Any],
     left_out: Counter[str],
     behind: dict[str, set[uuid.UUID]] | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """The rows with their prompts, in order. `behind` collects the ids of the feedback behind each split's rows."""
     for chunk in chunks(pairs.rows, PROMPTS_AT_ONCE):
         prompts = given.prompts(list(dict.fromkeys(pair.prompt_hash for pair in chunk)))
@@ -202,7 +232,7 @@ def _example_row(agent: str, example: Example, prompt: Prompt, messages: list[Me
     return row | _prompt_facts(prompt)
 
 
-def _prompt_facts(prompt: Prompt) -> dict[str, Any]:
+def _prompt_facts(prompt: Prompt) -> dict[str, object]:
     known = {"tools": prompt.tools, "facts": prompt.facts}
     return {name: value for name, value in known.items() if value}
 

@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from django.conf import settings
 from django.db import transaction
 
+from rl import artifacts
 from rl.datasets.feedback_types import Row
 from rl.models import Snapshot
 
@@ -58,7 +59,7 @@ def rows_write(file: IO[bytes], rows: Iterable[Row]) -> str:
 
 
 def file_store(file: IO[bytes], sha256: str) -> Path:
-    """Rename a written file to its hash, read-only; replaces an equal file."""
+    """Rename a written file to its hash, read-only, and store it; replaces an equal file."""
     path = Path(file.name).with_name(f"{sha256[:16]}.jsonl")
     os.fchmod(file.fileno(), 0o444)
     Path(file.name).replace(path)
@@ -67,10 +68,11 @@ def file_store(file: IO[bytes], sha256: str) -> Path:
         os.fsync(folder)  # Makes the rename survive a power cut.
     finally:
         os.close(folder)
+    artifacts.put(path)
     return path
 
 
-def snapshot_of(**facts: Any) -> Snapshot:
+def snapshot_of(**facts: object) -> Snapshot:
     """The Snapshot of a file: the existing one with equal content, or a new one."""
     same = {name: facts[name] for name in ("agent", "kind", "sha256")}
     with transaction.atomic():
@@ -81,6 +83,7 @@ def snapshot_rows(snapshot: Snapshot, split: str | None = None) -> Iterator[Row]
     """The rows of one split or of all. Raises DatasetRefused before the first row if the file is gone or changed."""
     path: Path = settings.RATCHET_HOME / snapshot.path
     try:
+        artifacts.fetch(snapshot.path)
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != snapshot.sha256:

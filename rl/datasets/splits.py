@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar, cast
 
 from feedback.storage.sql import IDS, chunks
 from rl.datasets.feedback_types import Split
-from rl.datasets.holdout import Clusters, SplitCounts, draw_splits, no_clusters
+from rl.datasets.holdout import Clusters, SplitCounts, draw_splits, no_clusters, position_of
 from rl.datasets.prompt_clusters import MIN_PROMPTS, ClusteredPrompt, clusters_of
 from rl.gates.report import GateBounds
 from rl.models import GateSettings, PromptSplit
@@ -21,6 +21,9 @@ MOST_CLUSTERED = 20_000
 """Most prompts among which near-identical ones are drawn together; comparing so many takes about 5 s.
 
 With more, the holdout is large enough without the clusters that are on two sides."""
+
+EVAL_SHARE_OF_VALIDATION = 0.25
+"""Share of a validation file's prompts on the eval split; the others are held out."""
 
 CACHE_SIZE = 4
 """Sets of prompts whose clusters are cached, because one dry run asks for the same ones several times."""
@@ -39,6 +42,7 @@ def splits_of(
     rewarded: Collection[str] = (),
     unrated: Collection[str] = (),
     clustered: ReadPrompts = no_prompts,
+    validation: Collection[str] | None = None,
 ) -> dict[str, Split]:
     """Prompt hash -> split: the stored one, or the one that would be drawn now. Writes nothing.
 
@@ -47,9 +51,10 @@ def splits_of(
         rewarded: Prompts with only a reward.
         unrated: Other prompts (see `rl.datasets.holdout.draw_splits`).
         clustered: Reads what near-identity is decided by; near-identical prompts are drawn together.
+        validation: The new prompts to hold out; all other new ones are trained on. None: they are drawn.
     """
     known = _stored_splits(agent, {*rated, *rewarded, *unrated})
-    return known | _new_sides(agent, known, rated, rewarded, unrated, clustered)
+    return known | _new_sides(agent, known, rated, rewarded, unrated, clustered, validation)
 
 
 def splits_store(
@@ -58,10 +63,11 @@ def splits_store(
     rewarded: Collection[str] = (),
     unrated: Collection[str] = (),
     clustered: ReadPrompts = no_prompts,
+    validation: Collection[str] | None = None,
 ) -> dict[str, Split]:
     """As `splits_of`, and stores new splits for good. Of two processes at once, the first one's draw stands."""
     known = _stored_splits(agent, {*rated, *rewarded, *unrated})
-    drawn = _new_sides(agent, known, rated, rewarded, unrated, clustered)
+    drawn = _new_sides(agent, known, rated, rewarded, unrated, clustered, validation)
     if not drawn:
         return known
     rows = (PromptSplit(prompt_hash=name, agent=agent, split=drawn[name]) for name in sorted(drawn))
@@ -83,13 +89,22 @@ def _new_sides(
     rewarded: Collection[str],
     unrated: Collection[str],
     clustered: ReadPrompts,
+    validation: Collection[str] | None,
 ) -> dict[str, Split]:
-    if all(name in known for names in (rated, rewarded, unrated) for name in names):
+    new = [name for names in (rated, rewarded, unrated) for name in names if name not in known]
+    if not new:
         return {}
+    if validation is not None:
+        return {name: side_in_validation(name) if name in validation else "train" for name in new}
     clusters: Clusters = no_clusters if clustered is no_prompts else partial(_clusters, clustered)
     return draw_splits(
         known, rated, rewarded, unrated, min_evidence=min_evidence_of(agent), clusters=clusters
     )
+
+
+def side_in_validation(prompt_hash: str) -> Split:
+    """Side of a prompt of a validation file: a quarter steers the training, the rest is for the verdict."""
+    return "eval" if position_of(prompt_hash) < EVAL_SHARE_OF_VALIDATION else "holdout"
 
 
 _cache: dict[bytes, dict[str, str]] = {}
@@ -138,8 +153,15 @@ class SourceSplits:
     of dataset was made first.
     """
 
-    def __init__(self, agent: str, *, dry_run: bool, clustered: ReadPrompts = no_prompts) -> None:
-        self.agent, self._clustered = agent, clustered
+    def __init__(
+        self,
+        agent: str,
+        *,
+        dry_run: bool,
+        clustered: ReadPrompts = no_prompts,
+        validation: Collection[str] | None = None,
+    ) -> None:
+        self.agent, self._clustered, self._validation = agent, clustered, validation
         self._settle: Callable[..., dict[str, Split]] = splits_of if dry_run else splits_store
         self._rated: dict[str, None] = {}
         self._rewarded: dict[str, None] = {}
@@ -159,7 +181,13 @@ class SourceSplits:
 
     def settle(self, prompt_hashes: Collection[str]) -> None:
         """Draw these prompts too, which may have no feedback."""
-        self._known = self._settle(self.agent, self._rated, self._rewarded, prompt_hashes, self._clustered)
+        self._known = self._settle(
+            self.agent, self._rated, self._rewarded, prompt_hashes, self._clustered, self._validation
+        )
+
+    def clusters(self, prompt_hashes: Collection[str]) -> Mapping[str, str]:
+        """Prompt -> its cluster of near-identical prompts among these, or ""."""
+        return _clusters(self._clustered, sorted(set(prompt_hashes)))
 
     @property
     def tally(self) -> SplitCounts:
@@ -169,5 +197,6 @@ class SourceSplits:
 
     def __call__(self, prompt_hash: str) -> Split:
         if prompt_hash not in self._known:
-            self.settle([])
+            # without it where it was recorded after the prompts were collected
+            self.settle([] if prompt_hash in self._rated or prompt_hash in self._rewarded else [prompt_hash])
         return self._known[prompt_hash]

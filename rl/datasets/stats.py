@@ -43,7 +43,7 @@ class _Rater:
         }
 
 
-def feedback_stats(agent: str) -> dict[str, Any]:
+def feedback_stats(agent: str) -> dict[str, object]:
     """Counts of feedback, balance and histogram of verdicts, figures per rater, duplicate responses."""
     counts = selectors.feedback_counts(agent)
     raters: dict[str, _Rater] = {}
@@ -90,7 +90,7 @@ def _duplicates(agent: str) -> int:
     return judged_count - len(seen)
 
 
-def pair_stats(rows: Iterable[Row]) -> dict[str, Any]:
+def pair_stats(rows: Iterable[Row]) -> dict[str, object]:
     """Pairs per split and source, and lengths in characters."""
     counts: Counter[str] = Counter()
     sources: Counter[str] = Counter()
@@ -114,11 +114,11 @@ def pair_stats(rows: Iterable[Row]) -> dict[str, Any]:
     }
 
 
-def example_stats(rows: Iterable[Row]) -> dict[str, Any]:
+def example_stats(rows: Iterable[Row]) -> dict[str, object]:
     """Counts, lengths in characters and duplicates of rows of any kind, and what the kind adds.
 
-    Labels add their balance, scores their spread, groups their sizes and the spread of rewards. A duplicate is a
-    response equal to one in an earlier row, to whatever prompt: many of them teach one answer for everything.
+    Labels add their balance, scores their spread. A duplicate is a response equal to one in an earlier row, to
+    whatever prompt: many of them teach one answer for everything.
     """
     counts: Counter[str] = Counter()
     sources: Counter[str] = Counter()
@@ -127,26 +127,20 @@ def example_stats(rows: Iterable[Row]) -> dict[str, Any]:
     words: Counter[str] = Counter()
     labels: Counter[tuple[bool, str]] = Counter()
     scores: list[float] = []
-    sizes: Counter[int] = Counter()
-    spreads: list[float] = []
     for row in rows:
         counts[row["split"]] += 1
         sources[row["source"]] += 1
         prompts.add(row["prompt_hash"])
         lengths["prompt"].append(_characters(row["prompt"]))
         responses = [row[side] for side in ("completion", "chosen", "rejected") if side in row]
-        for completion in row.get("completions", responses):
+        for completion in responses:
             lengths["completion"].append(_characters(completion))
             words[json.dumps(completion)] += 1
         if "label" in row:
             labels[row["label"], row["source"]] += 1
         if "score" in row:
             scores.append(row["score"])
-        if "rewards" in row:
-            sizes[len(row["rewards"])] += 1
-            spreads.append(_std(row["rewards"]) or 0.0)
-            scores += row["rewards"]
-    stats: dict[str, Any] = {
+    stats: dict[str, object] = {
         "rows": {split: counts[split] for split in SPLITS},
         "sources": dict(sorted(sources.items())),
         "prompts": len(prompts),
@@ -157,13 +151,10 @@ def example_stats(rows: Iterable[Row]) -> dict[str, Any]:
         stats["balance"] = label_balance(labels)
     if scores:
         stats["scores"] = score_stats(scores)
-    if sizes:
-        stats["group_sizes"] = {str(size): sizes[size] for size in sorted(sizes)}
-        stats["reward_std_in_group"] = _mean(spreads)
     return stats
 
 
-def label_balance(labels: Counter[tuple[bool, str]]) -> dict[str, Any]:
+def label_balance(labels: Counter[tuple[bool, str]]) -> dict[str, object]:
     """Good and bad labels, the share of good ones with its 95 % interval, and how many a reward decided.
 
     labels: (is good, source of the row) -> count.
@@ -177,7 +168,7 @@ def label_balance(labels: Counter[tuple[bool, str]]) -> dict[str, Any]:
     }
 
 
-def score_stats(values: list[float]) -> dict[str, Any]:
+def score_stats(values: list[float]) -> dict[str, object]:
     histogram = Counter(min(int(value * BINS), BINS - 1) for value in values)
     return {
         "n": len(values),
@@ -214,7 +205,7 @@ def _std(values: list[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def get_training_stats(agent: str | None = None) -> dict[str, Any]:
+def get_training_stats(agent: str | None = None) -> dict[str, object]:
     """Statistics of an agent's feedback and of the datasets it would give; None: {"agents": {slug: ...}} of all.
 
     Keys: decisions, ratings, comparisons, corrections, simulated_share, balance (verdicts above and below neutral),
@@ -242,7 +233,7 @@ def get_training_stats(agent: str | None = None) -> dict[str, Any]:
     }
 
 
-def reward_stats(agent: str) -> dict[str, Any]:
+def reward_stats(agent: str) -> dict[str, object]:
     """`score_stats` of an agent's stored rewards, and `pending`: decisions with evidence but no reward yet."""
     standing = RewardRecord.objects.filter(agent=agent, superseded_by__isnull=True, value__isnull=False)
     values = [value for value in standing.values_list("value", flat=True) if value is not None]
@@ -257,7 +248,7 @@ OTHER_KINDS = tuple(
 """Kinds besides pairs, except the one that repeats their rows."""
 
 
-def kind_stats(agent: str, kind: str) -> dict[str, Any]:
+def kind_stats(agent: str, kind: str) -> dict[str, object]:
     """`example_stats` of the dataset that an agent's feedback would give."""
     given = source_opened(agent)
     left_out: Counter[str] = Counter()

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 from django.db import transaction
@@ -16,7 +16,7 @@ from backend.installation import PROGRAM
 from rl.gates.effects import effect_of
 from rl.gates.evidence_kinds import TESTS
 from rl.gates.report import Case
-from rl.jobs.hardware import hardware_detect
+from rl.jobs.trainer import hardware_detect
 from rl.models import BenchmarkResult, Policy, PolicyEvent
 from rl.recipes.benchmark_tasks import BUNDLED, HUB, INSTALLED, TaskRefused, task_folder, task_names
 from rl.registry import service as registry
@@ -49,7 +49,7 @@ class BenchmarkOrder:
 
 def benchmark_policy(
     order: BenchmarkOrder, progress: Callable[[int, int, str], None] | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run every task for a policy and its base on the same items, and store the results.
 
     Raises BenchmarkRefused, TaskRefused, RegistryRefused and the training package's PolicyLoadError.
@@ -142,7 +142,7 @@ def _spec_of(task: str) -> str:
 
 @transaction.atomic
 def _results_store(
-    policy: Policy, figures: Sequence[TaskFigures], facts: dict[str, Any], *, actor: str
+    policy: Policy, figures: Sequence[TaskFigures], facts: Mapping[str, object], *, actor: str
 ) -> list[BenchmarkResult]:
     """Rows of the results, with the event, and the policy's card written anew."""
     results = [
@@ -172,7 +172,7 @@ def _results_store(
     return results
 
 
-def figures_paired(own: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+def figures_paired(own: Sequence[float], base: Sequence[float]) -> dict[str, object]:
     """Means of both sides with their standard errors (of the mean over items), and the paired difference with its 95 %
     interval and two-sided p. Scores in [0, 1], item by item."""
     effect = effect_of(TESTS, [Case(one, other) for one, other in zip(own, base, strict=True)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from feedback.selectors import decision_get, ratings_standing
 from rl.datasets.feedback_types import NEUTRAL, rating_value
@@ -12,7 +11,7 @@ SEPARATOR = "---"
 """A line of it stands between two responses where several are written into one field."""
 
 
-def golden_of(decision_id: str) -> dict[str, Any]:
+def golden_of(decision_id: str) -> dict[str, object]:
     """Draft of a golden case: the decision's prompt and state, and by its ratings, its response or their
     corrections as accepted, or the response as forbidden. {} for no decision."""
     decision = decision_get(decision_id)
@@ -37,7 +36,7 @@ def golden_of(decision_id: str) -> dict[str, Any]:
     }
 
 
-def prompt_written(messages: Any) -> str:
+def prompt_written(messages: object) -> str:
     """Messages as they are edited: one question in plain words, anything longer as JSON."""
     if isinstance(messages, list) and len(messages) == 1 and set(messages[0]) == {"role", "content"}:
         content = messages[0]["content"]
@@ -46,7 +45,7 @@ def prompt_written(messages: Any) -> str:
     return json.dumps(messages, ensure_ascii=False, indent=2)
 
 
-def prompt_read(text: str) -> Any:
+def prompt_read(text: str) -> object:
     """The reverse: plain words are one question. Raises ValueError for a list that is no JSON."""
     if text.strip()[:1] != "[":
         return [{"role": "user", "content": text.strip()}]

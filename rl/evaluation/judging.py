@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django_q.tasks import async_task
 
 from feedback.messages import Message
 from feedback.models import Decision
-from feedback.selectors import decisions_of
+from feedback.selectors import decisions_of, shadow_answers
+from feedback.storage.masking import masker_of
 from feedback.storage.sql import chunks
-from rl.agents.base import Agent
+from rl.agents.base import Agent, State
 from rl.base_models.service import agent_base_model
 from rl.datasets import messages_plain
 from rl.datasets.held_out_evidence import trained_prompts
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 PROMPTS, MOST_PROMPTS = 200, 800
 """Prompts of a round: by default, and at most."""
 
+MARGIN = 0.1
+"""Loss of win share that counts as not worse, unless the gate names one."""
+
 LOOK = 10_000
 """Newest decisions among which prompts are drawn."""
 
@@ -57,9 +61,11 @@ class AskedPrompt:
 
     decision: uuid.UUID
     messages: list[Message]
-    state: Mapping[str, Any] | None
+    state: State | None
     recorded: str | None
     """The opponent's recorded answer; None where it has to be asked."""
+    shadow: str | None = None
+    """The policy's recorded shadow answer; None where it has to be asked."""
 
 
 def round_create(
@@ -68,10 +74,16 @@ def round_create(
     against: str = INCUMBENT,
     prompts: int = PROMPTS,
     raters: int = 1,
-    margin: float = 0.1,
+    margin: float | None = None,
     actor: str,
 ) -> JudgingRound:
-    """A new round, which waits for its answers (`round_answer`). Raises JudgingRefused."""
+    """A new round, which waits for its answers (`round_answer`). Raises JudgingRefused.
+
+    margin: the gate's `not_inferior` by default, else MARGIN. A margin within `not_inferior` makes "not worse" the
+    round's question.
+    """
+    bounds = gate_bounds(policy.agent)
+    margin = (bounds.not_inferior or MARGIN) if margin is None else margin
     opponent = _opponent(policy, against)
     for one in filter(None, (policy, opponent)):
         if one.stage == Policy.Stage.REJECTED:
@@ -97,8 +109,9 @@ def round_create(
         prompts=prompts,
         raters=raters,
         margin=margin,
+        not_inferior=0 < margin <= bounds.not_inferior,
         attempt=attempt,
-        alpha=alpha_of_attempt(gate_bounds(policy.agent).alpha, attempt),
+        alpha=alpha_of_attempt(bounds.alpha, attempt),
         created_by=actor,
     )
 
@@ -154,7 +167,7 @@ def round_answer(judging: JudgingRound, progress: Progress | None = None) -> Jud
         )
     fault = "the process that generated the answers was stopped"
     try:
-        fault = _answers_store(judging, progress or _unheard)
+        fault = _answers_store(judging, progress or unheard)
     except Exception as error:
         fault = str(error) or type(error).__name__
         raise
@@ -187,26 +200,21 @@ def _answers_store(judging: JudgingRound, report: Progress) -> str:
     same = AnswerJudge(definition, None).action
     report(0, 0, f"asking {judging.opponent_name}")
     unknown = [prompt for prompt in prompts if prompt.recorded is None]
-    asked = iter([text for texts in _answers(judging.opponent, definition, unknown) for text in texts])
+    asked = iter([text for texts in policy_answers(judging.opponent, definition, unknown) for text in texts])
     other = {
         prompt.decision: prompt.recorded if prompt.recorded is not None else next(asked) for prompt in prompts
     }
     report(0, 0, f"asking {judging.policy.name}")
     done = unanswered = 0
-    for batch, texts in zip(
-        chunks(prompts, AT_ONCE), _answers(judging.policy, definition, prompts), strict=True
-    ):
+    unasked = [prompt for prompt in prompts if prompt.shadow is None]
+    fresh = (text for texts in policy_answers(judging.policy, definition, unasked) for text in texts)
+    for batch in chunks(prompts, AT_ONCE):
+        texts = [prompt.shadow if prompt.shadow is not None else next(fresh) for prompt in batch]
         judging.refresh_from_db(fields=["status"])
         if judging.status != Status.ANSWERING:
             return "it was stopped while answers were generated"
         pairs = [
-            JudgedPair(
-                round=judging,
-                decision=prompt.decision,
-                answer=text,
-                other_answer=theirs,
-                same=same(text) == same(theirs),
-            )
+            _pair(judging, prompt, text, theirs, same=same(text) == same(theirs))
             for prompt, text in zip(batch, texts, strict=True)
             if text is not None and (theirs := other[prompt.decision]) is not None
         ]
@@ -222,7 +230,12 @@ def _answers_store(judging: JudgingRound, report: Progress) -> str:
     return "; ".join(reasons)
 
 
-def _answers(
+def _pair(judging: JudgingRound, prompt: AskedPrompt, text: str, theirs: str, *, same: bool) -> JudgedPair:
+    answer, other = masker_of(judging.agent).masked([text, theirs])
+    return JudgedPair(round=judging, decision=prompt.decision, answer=answer, other_answer=other, same=same)
+
+
+def policy_answers(
     policy: Policy | None, agent: Agent, prompts: Sequence[AskedPrompt]
 ) -> Iterator[Sequence[str | None]]:
     """Texts of a policy's answers, None where its upstream refuses, AT_ONCE prompts at a time; of the base model where
@@ -262,7 +275,8 @@ def _side(policy: Policy | None, agent: Agent) -> LoadedPolicy | LinearSide:
 
 
 def _prompts_drawn(judging: JudgingRound) -> list[AskedPrompt]:
-    """Random prompts among the newest decisions that neither side was trained on, one of near-identical ones.
+    """Random prompts among the newest decisions that neither side was trained on, one of near-identical ones; first
+    those that the policy answered as a shadow.
 
     Of an opponent known by recorded answers alone, only prompts it answered.
     """
@@ -276,6 +290,9 @@ def _prompts_drawn(judging: JudgingRound) -> list[AskedPrompt]:
         newest.setdefault(prompt, pk)
     eligible = _untrained(judging, list(newest))
     random.Random(f"judging round {judging.pk}").shuffle(eligible)
+    shadows = shadow_answers(judging.agent, judging.policy.name).exclude(response="").order_by("created_at")
+    shadow = dict(shadows.values_list("prompt_hash", "response"))
+    eligible.sort(key=lambda prompt: prompt not in shadow)
     found: list[AskedPrompt] = []
     for hashes in chunks(eligible, 100):
         decisions = Decision.objects.in_bulk([newest[prompt] for prompt in hashes])
@@ -286,7 +303,9 @@ def _prompts_drawn(judging: JudgingRound) -> list[AskedPrompt]:
                 continue
             if is_recorded and prompt not in recorded:
                 continue  # somebody else wrote it: people, a teacher, a simulation
-            found.append(AskedPrompt(decision.pk, messages, decision.state, recorded.get(prompt)))
+            found.append(
+                AskedPrompt(decision.pk, messages, decision.state, recorded.get(prompt), shadow.get(prompt))
+            )
         if len(found) == judging.prompts:
             break
     return found
@@ -329,5 +348,5 @@ def _nothing_to_ask(judging: JudgingRound) -> str:
     )
 
 
-def _unheard(done: int, total: int, text: str) -> None:
+def unheard(done: int, total: int, text: str) -> None:
     """Progress that nobody listens to."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -131,7 +131,7 @@ def _scale(agent: str, rewards: Iterable[float]) -> tuple[float, float]:
     return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
 
 
-def _scores(held: Sequence[ListedChoice]) -> dict[Any, float]:
+def _scores(held: Sequence[ListedChoice]) -> dict[UUID, float]:
     found = {}
     for pk, verdicts in verdicts_on([row.id for row in held]).items():
         values = [rating_value(one.thumb, one.stars, one.score) for one in verdicts]
@@ -141,8 +141,8 @@ def _scores(held: Sequence[ListedChoice]) -> dict[Any, float]:
     return found
 
 
-def _rewards(held: Sequence[ListedChoice]) -> dict[Any, float]:
-    found: dict[Any, float] = {}
+def _rewards(held: Sequence[ListedChoice]) -> dict[UUID, float]:
+    found: dict[UUID, float] = {}
     for chunk in chunks(row.id for row in held):
         rows = RewardRecord.objects.filter(
             decision__in=chunk, superseded_by__isnull=True, value__isnull=False
@@ -185,7 +185,7 @@ def off_policy(
     own: Sequence[Sequence[float]],
     other: Sequence[Sequence[float]] | None,
     serving: ServingSettings,
-) -> tuple[dict[str, Any], Difference | None]:
+) -> tuple[dict[str, object], Difference | None]:
     """(figures, difference to the other for the gate) of a policy on logged choices.
 
     own, other: log-probabilities of each row's candidates, in nats; the choice is drawn from them as the agent's

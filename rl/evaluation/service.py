@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,7 @@ class EvaluationOrder:
 
 def evaluate(
     order: EvaluationOrder, progress: Callable[[int, int, str], None] | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Figures of a policy on evidence it never trained on, with their 95 % intervals; stored as an Evaluation row.
 
     Raises EvaluationRefused, DatasetRefused, RegistryRefused and the training package's PolicyLoadError.
@@ -206,7 +206,7 @@ def evaluate(
     evidence = figures.pop("held_out", {})
     if not isinstance(side, LinearSide) and side.adapter is not None and base_model != BUNDLED:
         report(0, 0, "asking general prompts")
-        figures["general"] = general_answers(side).as_dict()
+        figures["general"] = asdict(general_answers(side))
         if evidence:
             evidence["general"] = figures["general"]
         report(0, 0, "measuring the distance to the base and the estimates")
@@ -309,7 +309,7 @@ def recorded_side(policy: Policy, held_out: HeldOut) -> AnswersOnly:
     return RecordedSide(policy.name, policy.title, recorded)
 
 
-def _states(held_out: HeldOut) -> dict[str, Any]:
+def _states(held_out: HeldOut) -> dict[str, object]:
     """State of each held-out prompt, and of those that are answered beside them, by its hash."""
     rows = itertools.chain(*held_out.rows.values(), held_out.spare)
     return {row["prompt_hash"]: row.get("state") for row in rows}
@@ -323,7 +323,7 @@ ON_FILE = {"refused": "not estimated for a file: the log is held-out data, and e
 """Words in the place of the off-policy estimate of an evaluation on a file."""
 
 
-def _order_facts(order: EvaluationOrder, adapter: Path) -> dict[str, Any]:
+def _order_facts(order: EvaluationOrder, adapter: Path) -> dict[str, object]:
     options = {
         "max_samples": order.max_samples,
         "rewards": order.rewards,
@@ -337,7 +337,7 @@ def _order_facts(order: EvaluationOrder, adapter: Path) -> dict[str, Any]:
 
 def _off_policy(
     agent: str, loaded: LoadedPolicy | LinearSide, against: Any
-) -> tuple[dict[str, Any], Difference | None]:
+) -> tuple[dict[str, object], Difference | None]:
     """Off-policy estimates of the policy and of its rival on logged choices (`rl.evaluation.off_policy`)."""
     from rl.training.scoring import score_responses
     from rl.training.sides import AnswersOnly, LinearSide
@@ -357,7 +357,7 @@ def _off_policy(
     return off_policy(log, score(loaded, True), other, serving_settings(agent))
 
 
-def golden_cases(agent: str) -> list[dict[str, Any]]:
+def golden_cases(agent: str) -> list[dict[str, object]]:
     """The decisions of an agent that must be right, as an evaluation asks them."""
     rows = GoldenCase.objects.filter(agent=agent, active=True)
     return [dict(row) for row in rows.values("name", "messages", "state", "accepted", "forbidden")]

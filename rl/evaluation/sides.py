@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 
@@ -24,9 +24,9 @@ from feedback.messages import response_of
 from rl.agents import get_agent
 from rl.agents.base import Agent, Row
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
-from rl.jobs.hardware import hardware_detect
 from rl.jobs.linear import fitted_by
 from rl.jobs.method_selection import method_chosen
+from rl.jobs.trainer import hardware_detect
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.linear.model import LinearPolicy
 from rl.linear.rows import LinearRefused
@@ -34,9 +34,9 @@ from rl.models import Policy, Snapshot
 from rl.recipes import LinearRecipe
 from rl.reward_models.service import rewards_located
 from rl.rewards import answers as right_answers
+from rl.rewards.answers import rows_rewarded
 from rl.rewards.base import RewardFunction
 from rl.rewards.catalogue import LEARNED_REWARD, MODEL, rewards_named
-from rl.rewards.rows import rows_rewarded
 from rl.serving.base import BASE, Answer, Ask, BackendFailed, Endpoint, Model, ServingRefused
 from rl.serving.fallback import upstream_backend
 from rl.serving.files import base_file, model_of
@@ -267,7 +267,7 @@ ROWS_MOST = 5_000
 evaluating."""
 
 
-def baseline_of(policy: Policy | None, agent: Agent) -> tuple[LinearPolicy | None, dict[str, Any]]:
+def baseline_of(policy: Policy | None, agent: Agent) -> tuple[LinearPolicy | None, dict[str, object]]:
     """The classifier and what its figures say beside themselves; a refusal says why there is none, and both are empty
     for agents whose answers are wordings, and for a folder whose training rows nobody knows.
 

@@ -7,17 +7,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Literal
 
 from django.utils import timezone
+from pydantic import AliasPath, Field
 
+from backend.bodies import Answer, Time
 from feedback.cache import CostAwareCache
 from feedback.explorer.bulk_readers import Exposure, arms_set, exposures
 from rl.experiments.traffic import arms_of
 from rl.experiments.values import Adjustment, Values, adjustment_of, metric_values
 from rl.experiments.verdicts import (
-    BETTER,
     COLLECTING,
+    HARM,
+    WON,
     ArmEffect,
     GuardrailResult,
     Rule,
@@ -29,9 +32,11 @@ from rl.experiments.verdicts import (
     words_of,
 )
 from rl.models import Arm, Experiment
-from rl.recipes.experiment_metrics import HIGHER, guardrails_of, metric_of
+from rl.recipes.experiment_metrics import HIGHER, METRICS, guardrails_of, metric_of
 from rl.statistics import Interval
 from rl.statistics.contrasts import Moments, best_chances, ratio_mismatch_anytime_p, ratio_mismatch_p
+
+Verdict = Literal["collecting", "undecided", "better", "not_inferior", "worse", "harm", "mismatch", "control"]
 
 SLICES_SHOWN = 12
 """Most values shown per slice, the most frequent."""
@@ -43,7 +48,8 @@ class ArmResult:
 
     arm: Arm
     units: int
-    decisions: int
+    exposures: int
+    """Decisions."""
     figures: dict[str, Interval]
     """Metric -> value with its always-valid interval; n counts units."""
     value_count: int
@@ -53,8 +59,8 @@ class ArmResult:
     best: float
     """Chance to be the best arm."""
     effect: ArmEffect | None = None
-    guards: tuple[GuardrailResult, ...] = ()
-    verdict: str = ""
+    guardrails: tuple[GuardrailResult, ...] = ()
+    verdict: str = "control"
     words: str = ""
 
     @property
@@ -73,6 +79,16 @@ class SliceResult:
 
 
 @dataclass(frozen=True)
+class Mismatch:
+    """Test of units per arm against their weights (sample ratio mismatch). Both are None for a bandit, whose weights
+    change."""
+
+    p: float | None = None
+    """Chi-square test."""
+    anytime_p: float | None = None
+
+
+@dataclass(frozen=True)
 class Results:
     """All results of an experiment at this moment."""
 
@@ -80,14 +96,12 @@ class Results:
     rule: Rule
     arms: list[ArmResult]
     slices: list[SliceResult]
-    mismatch_p: float | None
-    """Chi-square test of units per arm; None for a bandit, whose weights change."""
-    mismatch_anytime_p: float | None
-    simulated_ratings: int
+    mismatch: Mismatch
+    simulated: int
     """Number of simulated ratings among the values."""
-    days_remaining: float | None
+    days_needed: float | None
     """Days until it is settled, at the present rate and difference."""
-    computed_at: datetime
+    at: datetime
 
     @property
     def control(self) -> ArmResult:
@@ -99,17 +113,76 @@ class Results:
 
     @property
     def winners(self) -> list[ArmResult]:
-        """Challengers shown to be better that can become champion."""
+        """Challengers shown to be what the experiment asks, and that can become champion."""
         return [
-            result
-            for result in self.challengers
-            if result.verdict == BETTER and result.arm.policy is not None
+            result for result in self.challengers if result.verdict in WON and result.arm.policy is not None
         ]
 
     @property
     def leader(self) -> ArmResult:
         """The challenger most likely to be the best."""
         return max(self.challengers, key=lambda result: result.best)
+
+    @property
+    def confidence(self) -> float:
+        return 1 - self.rule.metric_alpha
+
+    def loss_excluded(self, ramp: int) -> float | None:
+        """Loss of the metric, spread over all units of the agent, that is ruled out at this ramp; None: none yet.
+
+        A challenger with half of 5 % of the units that loses at most 0.2 costs all units together at most 0.005.
+        """
+        total = sum(one.arm.weight for one in self.arms)
+        loss = 0.0
+        for one in self.challengers:
+            effect = one.effect
+            if effect is None or effect.low is None or effect.high is None or effect.state == COLLECTING:
+                return None
+            bound = -effect.low if self.rule.goal == HIGHER else effect.high
+            loss += ramp / 100 * one.arm.weight / total * max(bound, 0.0)
+        return loss
+
+    @property
+    def verdict(self) -> str:
+        """Harm of any challenger, else the leading challenger's verdict."""
+        return HARM if any(one.verdict == HARM for one in self.challengers) else self.leader.verdict
+
+
+class ArmResults(Answer):
+    name: str
+    policy: str = Field(validation_alias=AliasPath("arm", "policy_name"))
+    control: bool = Field(validation_alias=AliasPath("arm", "is_control"))
+    weight: float = Field(validation_alias=AliasPath("arm", "weight"))
+    units: int
+    exposures: int
+    """Decisions."""
+    figures: dict[str, Interval]
+    best: float
+    """Probability of being the best arm."""
+    effect: ArmEffect | None
+    guardrails: list[GuardrailResult]
+    verdict: Verdict
+    words: str
+
+
+class ResultsShown(Answer):
+    """Results as the API and the command answer them, and as events store them."""
+
+    experiment: str = Field(validation_alias=AliasPath("experiment", "name"))
+    status: str = Field(validation_alias=AliasPath("experiment", "status"))
+    metric: str = Field(validation_alias=AliasPath("experiment", "metric"))
+    goal: Literal["higher", "lower"] = Field(validation_alias=AliasPath("experiment", "goal"))
+    confidence: float
+    """Simultaneous confidence of the effects' intervals over all looks."""
+    verdict: Verdict
+    arms: list[ArmResults]
+    mismatch: Mismatch
+    slices: list[SliceResult]
+    simulated: int
+    """Ratings among them by simulated raters."""
+    days_needed: float | None
+    """Days at the present rate."""
+    at: Time
 
 
 _results: CostAwareCache[Results] = CostAwareCache()
@@ -131,7 +204,9 @@ def results_of(experiment: Experiment) -> Results:
     log_rows = arms_set(experiment.agent, [arm.key for arm in arms])
     rows = list(exposures(log_rows, columns))
     is_weighted = experiment.allocation == Experiment.Allocation.THOMPSON
-    metrics = {metric.name: metric for metric in (rule.metric, *(guard.metric for guard in rule.guardrails))}
+    beside = (METRICS["latency_ms"], METRICS["cost_usd_per_1000"])
+    wanted = (rule.metric, *(guard.metric for guard in rule.guardrails), *beside)
+    metrics = {metric.name: metric for metric in wanted}
     values, simulated = {}, 0
     for name, metric in metrics.items():
         values[name], count = metric_values(log_rows, metric, rows)
@@ -141,7 +216,7 @@ def results_of(experiment: Experiment) -> Results:
     adjustment = adjustment_of(experiment, rule.metric, rows, main_values)
     units = Counter(arm for arm, _ in {(row.arm, row.unit) for row in rows})
     decisions = Counter(row.arm for row in rows)
-    mismatch, anytime = _mismatch(arms, units, is_weighted)
+    mismatch = Mismatch() if is_weighted else _mismatch(arms, units)
     chances = _chances(arms, log[rule.metric.name], adjustment, rule)
     control = next(arm for arm in arms if arm.is_control)
     results = []
@@ -162,7 +237,7 @@ def results_of(experiment: Experiment) -> Results:
                 {name: part.moments for name, part in parts.items()},
                 old,
                 rule,
-                anytime,
+                mismatch.anytime_p,
                 control,
                 adjustment,
             )
@@ -170,7 +245,7 @@ def results_of(experiment: Experiment) -> Results:
     slices = _slices(experiment, arms, rows, main_values, rule, is_weighted)
     now = timezone.now()
     return Results(
-        experiment, rule, results, slices, mismatch, anytime, simulated, _days(experiment, results, now), now
+        experiment, rule, results, slices, mismatch, simulated, _days(experiment, results, now), now
     )
 
 
@@ -183,6 +258,7 @@ def rule_of(experiment: Experiment, challengers: int) -> Rule:
         experiment.min_units,
         tuple(guardrails_of(experiment.guardrails)),
         max(challengers, 1),
+        experiment.not_inferior,
     )
 
 
@@ -250,16 +326,12 @@ def _with_verdict(
     guards = tuple(guardrail_judge(new[g.metric.name], old[g.metric.name], g, rule) for g in rule.guardrails)
     verdict = verdict_of(effect, guards, 1.0 if mismatch_p is None else mismatch_p)
     words = words_of(verdict, guards, {"arm": found.name, "control": control.name})
-    return replace(found, effect=effect, guards=guards, verdict=verdict, words=words)
+    return replace(found, effect=effect, guardrails=guards, verdict=verdict, words=words)
 
 
-def _mismatch(
-    arms: Sequence[Arm], units: Mapping[str, int], weighted: bool
-) -> tuple[float | None, float | None]:
-    if weighted:
-        return None, None
+def _mismatch(arms: Sequence[Arm], units: Mapping[str, int]) -> Mismatch:
     counts, weights = [units[arm.key] for arm in arms], [arm.weight for arm in arms]
-    return ratio_mismatch_p(counts, weights), ratio_mismatch_anytime_p(counts, weights)
+    return Mismatch(ratio_mismatch_p(counts, weights), ratio_mismatch_anytime_p(counts, weights))
 
 
 def _chances(
@@ -315,60 +387,11 @@ def _days(experiment: Experiment, results: Sequence[ArmResult], now: datetime) -
         return None
     elapsed = ((experiment.ended_at or now) - experiment.started_at).total_seconds() / 86_400
     waits = [
-        result.effect.units_remaining / (result.effect.units / elapsed)
+        result.effect.needed / (result.effect.units / elapsed)
         for result in results
         if result.effect is not None
-        and result.effect.units_remaining is not None
+        and result.effect.needed is not None
         and result.effect.units > 0
         and elapsed > 0
     ]
     return min(waits, default=None)
-
-
-# --- As data ------------------------------------------------------------------------------------------------
-
-
-def results_represent(results: Results) -> dict[str, Any]:
-    """The results as the API and the command return them."""
-    experiment, rule = results.experiment, results.rule
-    return {
-        "experiment": experiment.name,
-        "status": str(experiment.status),
-        "metric": experiment.metric,
-        "goal": experiment.goal,
-        "confidence": 1 - rule.metric_alpha,
-        "verdict": experiment_verdict(results),
-        "arms": [
-            {
-                "name": one.name,
-                "policy": one.arm.policy_name,
-                "control": one.arm.is_control,
-                "weight": one.arm.weight,
-                "units": one.units,
-                "exposures": one.decisions,
-                "figures": {name: figure.as_dict() for name, figure in one.figures.items()},
-                "best": one.best,
-                "effect": one.effect.as_dict() if one.effect else None,
-                "guardrails": [guard.as_dict() for guard in one.guards],
-                "verdict": one.verdict or "control",
-                "words": one.words,
-            }
-            for one in results.arms
-        ],
-        "mismatch": {"p": results.mismatch_p, "anytime_p": results.mismatch_anytime_p},
-        "slices": [
-            {"slice": one.slice, "value": one.value, "arm": one.arm, "effect": one.effect.as_dict()}
-            for one in results.slices
-        ],
-        "simulated": results.simulated_ratings,
-        "days_needed": results.days_remaining,
-        "at": results.computed_at.isoformat(),
-    }
-
-
-def experiment_verdict(results: Results) -> str:
-    """Harm of any challenger, else the leading challenger's verdict."""
-    for result in results.challengers:
-        if result.verdict == "harm":
-            return result.verdict
-    return results.leader.verdict or COLLECTING

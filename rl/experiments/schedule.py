@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import replace
 from datetime import timedelta
@@ -13,16 +14,19 @@ from django.utils import timezone
 from backend.isolation import agent_isolated
 from backend.notifications import notify
 from feedback.cache import CostAwareCache
-from rl.experiments.results import ArmResult, Results, results_of, results_represent
+from rl.experiments.results import ArmResult, Results, ResultsShown, results_of
 from rl.experiments.traffic import (
+    AUTO_RAMP,
     ExperimentRefused,
     event,
     experiment_lock,
+    experiment_ramp,
     experiment_stop,
     experiments_running,
     out_of_service,
+    ramps_remaining,
 )
-from rl.experiments.verdicts import BETTER, HARM, MISMATCH
+from rl.experiments.verdicts import HARM, MISMATCH, WON
 from rl.models import Arm, Experiment, ExperimentEvent, Policy
 from rl.recipes.experiment_metrics import LOWER, Metric
 from rl.registry import service as registry
@@ -52,6 +56,8 @@ def tick() -> list[str]:
     per action."""
     done = []
     for experiment in experiments_running():
+        if experiment.shadow:
+            continue  # `rl.online.learner` looks after it
         done += agent_isolated(
             f"experiment {experiment.pk}", experiment.agent, partial(_checks_due, experiment)
         )
@@ -82,19 +88,40 @@ def experiment_look(experiment: Experiment, *, actor: str = CLOCK) -> list[str]:
                 actor=actor,
                 reason=result.words,
                 kind=Kind.HARM,
-                figures=results_represent(results),
+                figures=ResultsShown.of(results),
             )
             notify("experiment_harm", f"{experiment.name} was stopped: {result.words}", name=experiment.name)
             return [f"stopped for harm: {result.words}"]
     done = []
     if any(result.verdict == MISMATCH for result in results.challengers):
         done += _event_once(experiment, Kind.MISMATCH, actor, results.challengers[0].words, results)
-    winners = [result for result in results.challengers if result.verdict == BETTER]
+    winners = [result for result in results.challengers if result.verdict in WON]
     if winners:
         done += _win(experiment, max(winners, key=lambda result: result.best), results, actor)
-    elif experiment.allocation == Experiment.Allocation.THOMPSON and _epoch_is_over(experiment):
+    elif experiment.auto_ramp and results.verdict != MISMATCH:
+        done += _ramp(experiment, results, actor)
+    if not winners and experiment.allocation == Experiment.Allocation.THOMPSON and _epoch_is_over(experiment):
         done += bandit_reweight(experiment, results, actor=actor)
     return done
+
+
+# --- A ramp -------------------------------------------------------------------------------------------------
+
+
+def ramp_next(experiment: Experiment) -> int | None:
+    """The next share of a ramp by the scheduler; None at the end."""
+    return next((share for share in ramps_remaining(experiment) if share in AUTO_RAMP), None)
+
+
+def _ramp(experiment: Experiment, results: Results, actor: str) -> list[str]:
+    """Takes the next share if the loss that all users together could take is ruled out to be the margin."""
+    to = ramp_next(experiment)
+    if to is None or (loss := results.loss_excluded(to)) is None or loss > experiment.not_inferior:
+        return []
+    allowed = f"{experiment.metric}, within {experiment.not_inferior:g}"
+    reason = f"at {to} % all users together lose at most {loss:.3g} of {allowed}"
+    experiment_ramp(experiment, to, actor=actor, reason=reason)
+    return [f"takes {to} %: {reason}"]
 
 
 # --- A winner -----------------------------------------------------------------------------------------------
@@ -122,7 +149,7 @@ def _event_once(experiment: Experiment, kind: str, actor: str, reason: str, resu
         newest = experiment.events.filter(kind=kind).first()
         if newest is not None and newest.reason == reason:
             return []
-        event(experiment, kind, actor, reason=reason, figures=results_represent(results))
+        event(experiment, kind, actor, reason=reason, figures=ResultsShown.of(results))
     return [f"{kind}: {reason}"]
 
 
@@ -131,18 +158,18 @@ def arm_promote(
 ) -> Policy:
     """Promotes an arm's policy to champion by the experiment's result, and stops the experiment.
 
-    The gate must find it not worse than the champion. Raises RegistryRefused if the arm is not shown to be better, or
-    the gate refuses.
+    The gate must find it not worse than the champion. Raises RegistryRefused if the arm has not won, or the gate
+    refuses.
     """
     policy = winner.arm.policy
     if policy is None:
         raise registry.RegistryRefused(
             "the base model cannot be promoted: retire the champion instead, and the base model answers"
         )
-    if winner.verdict != BETTER:
-        raise registry.RegistryRefused(f"{policy.name} is not shown to be better: {winner.words}")
+    if winner.verdict not in WON:
+        raise registry.RegistryRefused(f"{policy.name} has not won: {winner.words}")
     assert winner.effect is not None  # only the control has none
-    live = {"experiment": experiment.name, "metric": experiment.metric, **winner.effect.as_dict()}
+    live = {"experiment": experiment.name, "metric": experiment.metric, **dataclasses.asdict(winner.effect)}
     with transaction.atomic():
         experiment_lock(experiment)
         moved = registry.policy_promote(
@@ -152,7 +179,7 @@ def arm_promote(
             live=live,
             reason=reason or f"experiment {experiment.name}: {winner.words}",
         )
-        event(experiment, Kind.PROMOTED, actor, reason=winner.words, figures=results_represent(results))
+        event(experiment, Kind.PROMOTED, actor, reason=winner.words, figures=ResultsShown.of(results))
         experiment_stop(experiment, actor=actor, reason=f"{moved.name} was promoted to champion")
     notify("experiment_promoted", f"{experiment.name}: {moved.name} is champion", name=experiment.name)
     return moved

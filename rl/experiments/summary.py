@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rl.charts.intervals import Forest, ForestLine, forest_of
-from rl.experiments.results import ArmResult, Results, SliceResult, experiment_verdict
+from rl.experiments.results import ArmResult, Results, SliceResult
 from rl.experiments.verdicts import ArmEffect, GuardrailResult
 from rl.recipes.experiment_metrics import Metric, metric_of
 from rl.statistics import Interval
@@ -15,6 +15,7 @@ VERDICTS = {
     "collecting": "collecting",
     "undecided": "not settled",
     "better": "better",
+    "not_inferior": "not worse",
     "worse": "worse",
     "harm": "harm",
     "mismatch": "split is off",
@@ -69,14 +70,14 @@ def effect_interval_text(effect: ArmEffect, metric: Metric) -> str:
 
 def adjustment_text(effect: ArmEffect, metric: Metric) -> str:
     """How much variance the adjustment removed, in words; empty without an adjustment."""
-    plain = effect.unadjusted_effect
+    plain = effect.unadjusted
     if plain is None:
         return ""
     *others, last = plain.covariates
     known = f"{', '.join(others)} and {last}" if others else last
     ends = " to ".join(effect_text(end, metric, unit=False) for end in (plain.low, plain.high))
-    removed = f"removes {100 * plain.variance_reduction:.0f}\u202f% of the variance"
-    if plain.variance_reduction < 0.005:
+    removed = f"removes {100 * plain.variance_removed:.0f}\u202f% of the variance"
+    if plain.variance_removed < 0.005:
         removed = "removes no variance"
     return (
         f"adjusted for covariates from before assignment ({known}), which {removed}; unadjusted "
@@ -133,7 +134,7 @@ class ExperimentSummary:
 def summarize(results: Results) -> ExperimentSummary:
     """All words and drawings of the page."""
     metric = results.rule.metric
-    verdict = experiment_verdict(results)
+    verdict = results.verdict
     speaker = next((one for one in results.challengers if one.verdict == verdict), results.leader)
     return ExperimentSummary(
         results=results,
@@ -146,7 +147,7 @@ def summarize(results: Results) -> ExperimentSummary:
         levels=_levels(results.arms, metric),
         effects=_effects(results.challengers, metric, results.control.name),
         slices=_slices(results.slices, metric),
-        mismatch="" if results.mismatch_p is None else _p(results.mismatch_p),
+        mismatch="" if results.mismatch.p is None else _p(results.mismatch.p),
         wait=_wait(results),
     )
 
@@ -169,7 +170,7 @@ def _arm(result: ArmResult, metric: Metric) -> ArmRow:
         units_remaining=_units_needed_text(effect),
         adjustment=adjustment_text(effect, metric) if effect else "",
         verdict=VERDICTS.get(result.verdict, ""),
-        guards=[_guard(guard) for guard in result.guards],
+        guards=[_guard(guard) for guard in result.guardrails],
     )
 
 
@@ -183,17 +184,13 @@ def _guard(guard: GuardrailResult) -> GuardRow:
 def _units_needed_text(effect: ArmEffect | None) -> str:
     if effect is None or effect.value is None:
         return ""
-    if effect.units_remaining is None:
+    if effect.needed is None:
         return "a very large number of units, as the difference is close to zero"
-    return (
-        ""
-        if effect.units_remaining == 0
-        else f"about {effect.units_remaining:,} units, if the difference stays as measured"
-    )
+    return "" if effect.needed == 0 else f"about {effect.needed:,} units, if the difference stays as measured"
 
 
 def _wait(results: Results) -> str:
-    days = results.days_remaining
+    days = results.days_needed
     if days is None or days == 0:
         return ""
     return f"about {days:.0f} days" if days >= 2 else f"about {max(days * 24, 1):.0f} hours"

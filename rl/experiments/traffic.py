@@ -59,10 +59,10 @@ def assign(agent: str, unit: str) -> Assignment:
 def plan_of(agent: str) -> AssignmentPlan:
     """The agent's current plan; two queries.
 
-    An experiment with a policy out of service takes no units, until the scheduler stops it.
+    A shadow takes no units, nor does an experiment with a policy out of service, until the scheduler stops it.
     """
     running = experiments_with_arms(
-        Experiment.objects.filter(agent=agent, status=Status.RUNNING).order_by("pk")
+        Experiment.objects.filter(agent=agent, status=Status.RUNNING, shadow=0).order_by("pk")
     )
     plans = tuple(experiment_plan(one) for one in running if not out_of_service(one))
     return AssignmentPlan(agent, _default_answer(agent), plans)
@@ -87,11 +87,14 @@ def experiment_plan(experiment: Experiment) -> ExperimentPlan:
 
 
 def out_of_service(experiment: Experiment) -> list[str]:
-    """Names of its arms' policies that may not, or cannot, answer users."""
+    """Names of its arms' policies that may not, or cannot, answer. A shadow answers no user, so a candidate may."""
+    stages = (*ANSWERING, Stage.CANDIDATE) if experiment.shadow else ANSWERING
     return [
         arm.policy.name
         for arm in experiment.arms.all()
-        if arm.policy is not None and (arm.policy.stage not in ANSWERING or arm.policy.kind == RECORDED)
+        if arm.policy is not None
+        and not (experiment.shadow and arm.is_control)
+        and (arm.policy.stage not in stages or arm.policy.kind == RECORDED)
     ]
 
 
@@ -137,7 +140,13 @@ def policies_eligible() -> QuerySet[Policy]:
 
 
 def experiment_draft(
-    name: str, challengers: Sequence[str], *, actor: str, agent: str = "", control: str = "", **settings: Any
+    name: str,
+    challengers: Sequence[str],
+    *,
+    actor: str,
+    agent: str = "",
+    control: str = "",
+    **settings: object,
 ) -> Experiment:
     """A draft of policies against a control: the named one, else the champion, else the base model.
 
@@ -158,7 +167,7 @@ def experiment_draft(
 
 
 def experiment_create(
-    agent: str, name: str, arms: Sequence[ArmOrder], *, actor: str, **settings: Any
+    agent: str, name: str, arms: Sequence[ArmOrder], *, actor: str, **settings: object
 ) -> Experiment:
     """Creates a draft. The first arm is the control.
 
@@ -173,11 +182,13 @@ def experiment_create(
         policy = policies.get(arm.policy)
         if arm.policy != BASE and (policy is None or policy.agent != agent):
             raise ExperimentRefused(f"expected policies of agent {agent} or {BASE}, found {arm.policy!r}")
-        if policy is not None and policy.kind == RECORDED:
+        if policy is not None and policy.kind == RECORDED and not (settings.get("shadow") and arm is arms[0]):
             raise ExperimentRefused(
                 f"{arm.name}: {policy.name} is known by its recorded answers alone, so this server cannot answer with "
                 f"it; take {BASE} or another policy for this arm, or connect the app's model as an upstream"
             )
+    if settings.get("shadow") and (len(arms) != 2 or arms[1].policy == BASE):
+        raise ExperimentRefused("a shadow is one policy beside the control: expected one challenger")
     experiment = Experiment(agent=agent, name=name, created_by=actor, **{**_configuration(), **settings})
     rows = [
         Arm(
@@ -213,8 +224,8 @@ def experiment_create(
     return experiment
 
 
-def _configuration() -> dict[str, Any]:
-    given: dict[str, Any] = django_settings.RATCHET_CONFIG.get("ab_testing", {})
+def _configuration() -> dict[str, object]:
+    given: dict[str, Any] = dict(django_settings.RATCHET_CONFIG.get("ab_testing", {}))
     if unknown := sorted(set(given) - set(AB_TESTING_KNOBS)):
         raise ExperimentRefused(
             f"ab_testing: no knob {unknown[0]!r}; there are {', '.join(AB_TESTING_KNOBS)}"
@@ -285,6 +296,8 @@ def arms_of(experiment: Experiment) -> list[Arm]:
 def _check_arms(experiment: Experiment) -> None:
     arms = arms_of(experiment)
     if idle := out_of_service(experiment):
+        if experiment.shadow:
+            raise ExperimentRefused(f"{idle[0]} was rejected or retired: choose another policy")
         raise ExperimentRefused(
             f"{idle[0]} may not answer users yet: promote it with `{PROGRAM} policy promote {idle[0]} --to challenger`"
         )
@@ -294,12 +307,14 @@ def _check_arms(experiment: Experiment) -> None:
         )
 
 
-def experiment_ramp(experiment: Experiment, to: int, *, actor: str) -> Experiment:
+def experiment_ramp(experiment: Experiment, to: int, *, actor: str, reason: str = "") -> Experiment:
     """Takes more units; units keep their arms. Raises ExperimentRefused."""
     with transaction.atomic():
         current = experiment_lock(experiment)
         if current.status == Status.STOPPED:
             raise ExperimentRefused(f"{current.name} was stopped")
+        if current.shadow:
+            raise ExperimentRefused(f"{current.name} is a shadow and has no part of the traffic")
         if to not in RAMP or to <= current.ramp:
             steps = ", ".join(map(str, ramps_remaining(current))) or "nothing more"
             raise ExperimentRefused(
@@ -310,7 +325,7 @@ def experiment_ramp(experiment: Experiment, to: int, *, actor: str) -> Experimen
             raise ExperimentRefused(f"{current.name} reserved {current.group_reserve} % of its group's units")
         before, current.ramp = current.ramp, to
         current.save(update_fields=["ramp"])
-        event(current, Kind.RAMPED, actor, figures={"from": before, "to": to})
+        event(current, Kind.RAMPED, actor, reason=reason, figures={"from": before, "to": to})
     return current
 
 
@@ -320,7 +335,7 @@ def experiment_stop(
     actor: str,
     reason: str,
     kind: str = Kind.STOPPED,
-    figures: Mapping[str, Any] | None = None,
+    figures: Mapping[str, object] | None = None,
 ) -> Experiment:
     """Stops it: every unit gets the champion again. Raises ExperimentRefused."""
     if not reason.strip():
@@ -343,7 +358,7 @@ def event(
     actor: str,
     *,
     reason: str = "",
-    figures: Mapping[str, Any] | None = None,
+    figures: Mapping[str, object] | None = None,
 ) -> ExperimentEvent:
     """Records an event of an experiment."""
     return ExperimentEvent.objects.create(
@@ -363,9 +378,13 @@ def _faults(error: ValidationError) -> str:
     return "; ".join(f"{name}: {' '.join(messages)}" for name, messages in fields.items())
 
 
+AUTO_RAMP = (1, 5, 25, 100)
+"""Percent of units on a ramp by the scheduler."""
+
+
 def ramps_remaining(experiment: Experiment) -> list[int]:
     """Steps it can still be ramped to."""
-    if experiment.status == Status.STOPPED:
+    if experiment.status == Status.STOPPED or experiment.shadow:
         return []
     most = experiment.group_reserve if experiment.group else RAMP[-1]
     return [step for step in RAMP if experiment.ramp < step <= most]

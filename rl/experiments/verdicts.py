@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rl.recipes.experiment_metrics import LOWER, Guardrail, Metric
 from rl.statistics import Interval
@@ -22,14 +21,18 @@ from rl.statistics.contrasts import (
 )
 from rl.statistics.sequential import proportion_sequence
 
-COLLECTING, UNDECIDED, BETTER, WORSE, HARM, MISMATCH = (
+COLLECTING, UNDECIDED, BETTER, NOT_INFERIOR, WORSE, HARM, MISMATCH = (
     "collecting",
     "undecided",
     "better",
+    "not_inferior",
     "worse",
     "harm",
     "mismatch",
 )
+
+WON = (BETTER, NOT_INFERIOR)
+"""Verdicts that answer an experiment's question for the challenger."""
 
 GUARD_SHARE = 0.2
 """Share of alpha for the guardrails, if there are any."""
@@ -50,6 +53,13 @@ class Rule:
     """Fewest units per arm for any action."""
     guardrails: tuple[Guardrail, ...]
     challengers: int
+    not_inferior: float = 0.0
+    """Loss of the main metric that must be excluded, in its unit; of latency a share. 0: a gain is asked for."""
+
+    @property
+    def allowed(self) -> float:
+        """The loss on the scale on which arms are compared."""
+        return math.log1p(self.not_inferior) if self.metric.log else self.not_inferior
 
     @property
     def metric_alpha(self) -> float:
@@ -68,19 +78,10 @@ class UnadjustedEffect:
     value: float
     low: float
     high: float
-    variance_reduction: float
+    variance_removed: float
     """Share of the difference's variance that the adjustment removed; negative if it added some."""
     covariates: tuple[str, ...]
     """Names of the covariates used."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "variance_removed": self.variance_reduction,
-            "covariates": list(self.covariates),
-        }
 
 
 @dataclass(frozen=True)
@@ -96,26 +97,13 @@ class ArmEffect:
     """Chance to be better than the control, under a flat prior."""
     units: int
     """Units of both arms with a value."""
-    units_remaining: int | None
+    needed: int | None
     """Further units until it is settled at the present difference; None if out of reach."""
     state: str
     error: float | None = None
     """Variance of the difference, on the scale of the comparison."""
-    unadjusted_effect: UnadjustedEffect | None = None
+    unadjusted: UnadjustedEffect | None = None
     """The effect before the adjustment; None without one."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "p": self.p,
-            "chance": self.chance,
-            "units": self.units,
-            "needed": self.units_remaining,
-            "state": self.state,
-            "unadjusted": self.unadjusted_effect.as_dict() if self.unadjusted_effect else None,
-        }
 
 
 @dataclass(frozen=True)
@@ -127,15 +115,6 @@ class GuardrailResult:
     loss: float | None
     low: float | None
     state: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "metric": self.metric,
-            "margin": self.margin,
-            "loss": self.loss,
-            "low": self.low,
-            "state": self.state,
-        }
 
 
 def _stabilize(moments: Moments, metric: Metric) -> Moments:
@@ -162,8 +141,14 @@ def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = N
     state = UNDECIDED
     if min(new.n, old.n) < rule.min_units:
         state = COLLECTING
-    elif found.low > 0 or found.high < 0:
-        state = BETTER if sign * found.value > 0 else WORSE
+    else:
+        low, high = sorted((sign * found.low, sign * found.high))
+        if low > 0:
+            state = BETTER
+        elif rule.allowed and low > -rule.allowed:
+            state = NOT_INFERIOR
+        elif high < -rule.allowed:
+            state = WORSE
     return ArmEffect(
         value=_display_value(found.value, rule.metric),
         low=_display_value(found.low, rule.metric),
@@ -171,7 +156,7 @@ def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = N
         p=always_valid_p(early, level, rule.tuning),
         chance=chance if sign > 0 else 1 - chance,
         units=units,
-        units_remaining=units_needed(early, level, rule.tuning),
+        needed=units_needed(early, level, rule.tuning),
         state=state,
         error=early.error,
     )
@@ -187,7 +172,7 @@ def effect_adjusted(
     removed = 1 - found.error / plain.error
     return replace(
         found,
-        unadjusted_effect=UnadjustedEffect(plain.value, plain.low, plain.high, removed, tuple(covariates)),
+        unadjusted=UnadjustedEffect(plain.value, plain.low, plain.high, removed, tuple(covariates)),
     )
 
 
@@ -262,6 +247,8 @@ def words_of(verdict: str, guards: Sequence[GuardrailResult], names: Mapping[str
         )
     if verdict == BETTER:
         return f"{arm} is better than {control} (anytime-valid test)"
+    if verdict == NOT_INFERIOR:
+        return f"{arm} is not worse than {control} by more than the experiment allows (anytime-valid test)"
     if verdict == COLLECTING:
         return f"too few units of {arm} and {control} have a value yet"
     return f"no difference between {arm} and {control} is shown yet"

@@ -46,7 +46,7 @@ class Expected:
     held_out: bool = False
 
 
-_shared: ContextVar[dict[Any, Any] | None] = ContextVar("references", default=None)
+_shared: ContextVar[dict[object, object] | None] = ContextVar("references", default=None)
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def references_shared() -> Iterator[None]:
         _shared.reset(token)
 
 
-def references_kept() -> dict[Any, Any] | None:
+def references_kept() -> dict[object, Any] | None:
     """Kept outputs by (original, texts); None outside `references_shared`."""
     return _shared.get()
 
@@ -114,7 +114,7 @@ class ExportAgreement(BaseModel):
             return "same"
         return "close" if found.kl <= CLOSE_KL and found.top1_agreement >= CLOSE_TOP1 else "changed"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """JSON for `checked`, with the verdict."""
         return {**self.model_dump(exclude_none=True), "verdict": self.verdict}
 

@@ -21,10 +21,10 @@ from rl.export.artifact import (
     staged_file,
     staged_folder,
 )
+from rl.export.gguf import WIDTH, identity_of, tensor_announce, tensor_stored, writer_for
 from rl.export.gguf_names import FAMILIES, TensorLayout, layout_of
 from rl.export.gguf_runtime import checked_facts, gguf_measured, gguf_read, plain_check
 from rl.export.gguf_tokenizer import chat_template_of
-from rl.export.gguf_write import WIDTH, identity_of, tensor_announce, tensor_stored, writer_for
 from rl.export.ollama import modelfile
 from rl.export.reference import Reference, check_prompts, reference_make
 from rl.export.source import Original, Source, original_of, source_open
@@ -136,8 +136,7 @@ def export_gguf_lora(
                     ),
                     "utf-8",
                 )
-            files = [exported_file(path) for path in sorted(place.iterdir())]
-            manifest_write(place, ExportResult("gguf-lora", files, checked, notes))
+            manifest_write(place, output, "gguf-lora", checked, notes)
     target = output if output.suffix == ".gguf" else output / made.path.name
     return ExportResult("gguf-lora", [ExportedFile(target, made.bytes, made.sha256)], checked, notes)
 

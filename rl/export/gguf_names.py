@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import torch
 
 from rl.export.artifact import ExportRefused
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Family:
     """A family of models (transformers' `model_type`), and how it is written as GGUF."""
 
     arch: gguf.MODEL_ARCH
-    parameters: Callable[[gguf.GGUFWriter, Any], None]
+    parameters: Callable[[gguf.GGUFWriter, PretrainedConfig], None]
     """Writes the configuration keys."""
     permuted: bool = False
     """True: q and k rows change order, as llama.cpp rotates neighbouring pairs where transformers rotates halves."""
@@ -43,7 +46,7 @@ class TensorLayout:
     """Names and shapes of a model's tensors in GGUF."""
 
     family: Family
-    config: Any
+    config: PretrainedConfig
     tied: bool
 
     def names(self, names: list[str]) -> dict[str, str]:
@@ -118,13 +121,13 @@ def permute_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     )
 
 
-def rope_parameters(config: Any) -> dict[str, Any]:
+def rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
     """Rotary position parameters: rope_type, rope_theta and scaling (of full-attention layers)."""
     found = dict(getattr(config, "rope_parameters", None) or {})
     return dict(found.get("full_attention", found))
 
 
-def head_size(config: Any) -> int:
+def head_size(config: PretrainedConfig) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -142,7 +145,7 @@ def llama3_factors(rope: dict[str, Any], size: int) -> torch.Tensor:
     return (1 / ((1 - smooth) / factor + smooth)).float()
 
 
-def _common(writer: gguf.GGUFWriter, config: Any) -> None:
+def _common(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -154,7 +157,7 @@ def _common(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_freq_base(float(rope_parameters(config).get("rope_theta", 10000.0)))
 
 
-def _rope_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
+def _rope_scaling(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     rope = rope_parameters(config)
     kind = rope.get("rope_type", "default")
     if kind in ("default", "llama3"):
@@ -174,7 +177,7 @@ def _rope_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
         )
 
 
-def _llama(writer: gguf.GGUFWriter, config: Any) -> None:
+def _llama(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     _common(writer, config)
     size = head_size(config)
     writer.add_rope_dimension_count(size)
@@ -183,7 +186,7 @@ def _llama(writer: gguf.GGUFWriter, config: Any) -> None:
     _rope_scaling(writer, config)
 
 
-def _qwen(writer: gguf.GGUFWriter, config: Any) -> None:
+def _qwen(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     if getattr(config, "use_sliding_window", False) and config.sliding_window:
         raise ExportRefused(
             "expected a Qwen model with full attention, found use_sliding_window, which llama.cpp does not do for this "
@@ -196,7 +199,7 @@ def _qwen(writer: gguf.GGUFWriter, config: Any) -> None:
     _rope_scaling(writer, config)
 
 
-def _phi3(writer: gguf.GGUFWriter, config: Any) -> None:
+def _phi3(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     _common(writer, config)
     rope = rope_parameters(config)
     share = rope.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
@@ -221,14 +224,14 @@ def _phi3(writer: gguf.GGUFWriter, config: Any) -> None:
         )
 
 
-def _gemma(writer: gguf.GGUFWriter, config: Any) -> None:
+def _gemma(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     _common(writer, config)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     _rope_scaling(writer, config)
 
 
-def _gemma2(writer: gguf.GGUFWriter, config: Any) -> None:
+def _gemma2(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     _set_attention_window(config, every=2)
     _gemma(writer, config)
     writer.add_sliding_window(config.sliding_window)
@@ -236,7 +239,7 @@ def _gemma2(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_final_logit_softcapping(float(config.final_logit_softcapping))
 
 
-def _gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
+def _gemma3(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     _set_attention_window(config, every=6)
     if config.final_logit_softcapping or config.attn_logit_softcapping:
         raise ExportRefused(
@@ -248,7 +251,7 @@ def _gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_freq_base_swa(float(config.rope_parameters["sliding_attention"]["rope_theta"]))
 
 
-def _set_attention_window(config: Any, every: int) -> None:
+def _set_attention_window(config: PretrainedConfig, every: int) -> None:
     """Refuses a Gemma whose layer pattern or attention scale llama.cpp does not support."""
     pattern = [
         "full_attention" if (i + 1) % every == 0 else "sliding_attention"
@@ -261,7 +264,7 @@ def _set_attention_window(config: Any, every: int) -> None:
         )
 
 
-def _gpt2(writer: gguf.GGUFWriter, config: Any) -> None:
+def _gpt2(writer: gguf.GGUFWriter, config: PretrainedConfig) -> None:
     if config.scale_attn_by_inverse_layer_idx or not config.scale_attn_weights:
         raise ExportRefused(
             "expected GPT-2's plain attention scaling, found another, which llama.cpp does not do; "
@@ -292,7 +295,7 @@ FAMILIES: dict[str, Family] = {
 """`model_type` -> how it is written."""
 
 
-def layout_of(config: Any) -> TensorLayout | None:
+def layout_of(config: PretrainedConfig) -> TensorLayout | None:
     """The layout of a model; None if its family is not one of FAMILIES."""
     family = FAMILIES.get(str(config.model_type))
     if family is None:
@@ -300,7 +303,7 @@ def layout_of(config: Any) -> TensorLayout | None:
     return TensorLayout(family, config, bool(getattr(config, "tie_word_embeddings", False)))
 
 
-def layout_notes(config: Any) -> list[str]:
+def layout_notes(config: PretrainedConfig) -> list[str]:
     """Notes on models that llama.cpp runs differently."""
     window = getattr(config, "sliding_window", None)
     if config.model_type in ("mistral", "phi3") and window and window < config.max_position_embeddings:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import gguf
 import llama_cpp
@@ -51,7 +50,7 @@ def llama_quiet() -> Iterator[list[str]]:
     level = _logger.logger.level
 
     @llama_cpp.llama_log_callback
-    def gather(severity: int, text: bytes, _: Any) -> None:
+    def gather(severity: int, text: bytes, _: object) -> None:
         if severity == 4:  # GGML_LOG_LEVEL_ERROR
             errors.append(text.decode("utf-8", "replace").strip())
 
@@ -155,9 +154,9 @@ def gguf_measured(
 
 def checked_facts(
     reference: Reference, policy: Measured | None, base: Measured | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Results of a check for `checked`: tokens are equal, and the agreement or why it was not measured."""
-    facts: dict[str, Any] = {"prompts": len(reference.prompts), "tokens_equal": True}
+    facts: Mapping[str, object] = {"prompts": len(reference.prompts), "tokens_equal": True}
     if policy is None:
         return {**facts, "not_compared": reference.skip_reason}
     return {**facts, "agreement": ExportAgreement(policy=policy, base=base).as_dict()}
@@ -175,7 +174,7 @@ def plain_check(found: Measured, quantization: str, notes: Sequence[str] = ()) -
         )
 
 
-def gguf_read(path: Path, tensors: int | None, quantization: str) -> tuple[dict[str, Any], list[str]]:
+def gguf_read(path: Path, tensors: int | None, quantization: str) -> tuple[dict[str, object], list[str]]:
     """Reads a file with the gguf package: its `architecture` and number of `tensors`, and notes on their types.
 
     tensors: expected number, None if unknown. llama.cpp stores matrices whose rows do not fit the quantisation's blocks

@@ -6,13 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 from jinja2 import TemplateError
 
 from rl.export.artifact import ExportRefused
 from rl.training.encoding import Encoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Pre-tokenizers of tokenizer.json and their names in llama.cpp. Where llama.cpp has two names for one
 # pattern, one takes a word that is a token whole (tokenizer.json's ignore_merges), the other merges its pieces.
@@ -89,7 +92,9 @@ class Vocabulary:
             writer.add_chat_template(self.chat_template)
 
 
-def vocabulary_of(tokenizer: Any, rows: int, system_prompt: str | None = None) -> Vocabulary:
+def vocabulary_of(
+    tokenizer: PreTrainedTokenizerBase, rows: int, system_prompt: str | None = None
+) -> Vocabulary:
     """A fast tokenizer in GGUF's terms, for an embedding table with `rows` rows.
 
     It is read as transformers uses it, which may differ from its tokenizer.json. system_prompt: first turn of the chat
@@ -239,7 +244,7 @@ def _space_prefix(facts: dict[str, Any], chat: bool) -> bool:
     return False
 
 
-def _flat(step: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+def _flat(step: dict[str, Any] | None, inner: str) -> list[dict[str, object]]:
     return list(step.get(inner) or [step]) if step else []
 
 
@@ -269,7 +274,7 @@ def _tokens(facts: dict[str, Any], rows: int) -> tuple[list[str], list[gguf.Toke
     return tokens, types
 
 
-def _special(vocabulary: Vocabulary, tokenizer: Any) -> None:
+def _special(vocabulary: Vocabulary, tokenizer: PreTrainedTokenizerBase) -> None:
     for name in ("bos", "eos", "unk", "pad"):
         token = getattr(tokenizer, f"{name}_token_id", None)
         if token is not None:
@@ -282,7 +287,9 @@ def _special(vocabulary: Vocabulary, tokenizer: Any) -> None:
     vocabulary.add_eos = len(framed) > 1 and framed[-1] == vocabulary.special.get("eos")
 
 
-def chat_template_of(tokenizer: Any, system_prompt: str | None = None) -> str | list[dict[str, str]]:
+def chat_template_of(
+    tokenizer: PreTrainedTokenizerBase, system_prompt: str | None = None
+) -> str | list[dict[str, str]]:
     """The chat template as trained (`Encoder`), or several with their names. Raises ExportRefused.
 
     system_prompt: first turn for conversations without a system turn.
@@ -301,7 +308,7 @@ def chat_template_of(tokenizer: Any, system_prompt: str | None = None) -> str | 
     return [{"name": name, "template": text} for name, text in named.items()]
 
 
-def chat_template_with(tokenizer: Any, template: str, system_prompt: str | None) -> str:
+def chat_template_with(tokenizer: PreTrainedTokenizerBase, template: str, system_prompt: str | None) -> str:
     """A chat template that starts with `system_prompt` if a conversation has no system turn."""
     if not system_prompt:
         return template

@@ -6,10 +6,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,11 +18,9 @@ from rl.agents.base import Message
 from rl.bundled_models import BUNDLED, added_folder
 from rl.export.agreement import ExportAgreement, measured
 from rl.export.artifact import (
-    ExportedFile,
     ExportRefused,
     ExportResult,
     Progress,
-    exported_file,
     manifest_write,
     sha256_file,
     silent,
@@ -72,11 +69,7 @@ def export_merged(
         notes = (
             [f"log-probabilities were not compared: {reference.skip_reason}"] if reference.skip_reason else []
         )
-        files = [exported_file(path) for path in sorted(folder.rglob("*")) if path.is_file()]
-        manifest_write(folder, ExportResult("merged", files, checked, notes))
-        files.append(exported_file(folder / "export.json"))
-    moved = [type(file)(output / file.path.relative_to(folder), file.bytes, file.sha256) for file in files]
-    return ExportResult("merged", moved, checked, notes)
+        return manifest_write(folder, output, "merged", checked, notes)
 
 
 def merged_write(source: Source, folder: Path, progress: Progress = silent) -> None:
@@ -127,7 +120,7 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
     path.chmod(0o666 & ~mask)
 
 
-def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, Any]:
+def _check(folder: Path, reference: Reference, dtype: torch.dtype) -> dict[str, object]:
     if reference.skip_reason:
         return {"loaded": False, "compared": False, "reason": reference.skip_reason}
     with original_model(source_open(str(folder), None)) as model:
@@ -197,24 +190,17 @@ def export_lora(
         source.copy_tokenizer(folder)
         checked = _adapter_check(source, folder)
         (folder / "README.md").write_text(_readme(source, checked), "utf-8")
-        files = [exported_file(path) for path in sorted(folder.rglob("*")) if path.is_file()]
-        manifest_write(folder, ExportResult("lora", files, checked))
-        files.append(exported_file(folder / "export.json"))
-    return ExportResult(
-        "lora",
-        [ExportedFile(output / file.path.relative_to(folder), file.bytes, file.sha256) for file in files],
-        checked,
-    )
+        return manifest_write(folder, output, "lora", checked)
 
 
-def _adapter_check(source: Source, folder: Path) -> dict[str, Any]:
+def _adapter_check(source: Source, folder: Path) -> dict[str, object]:
     with safe_open(folder / ADAPTER_WEIGHTS, framework="pt", device="cpu") as tensors:
         count = len(list(tensors.keys()))
     # source_open has already matched each of them to a tensor of the base
     return {"tensors": count, "hashes_equal": True, "fits_base": source.base_name}
 
 
-def _readme(source: Source, checked: dict[str, Any]) -> str:
+def _readme(source: Source, checked: Mapping[str, object]) -> str:
     assert source.adapter is not None
     config = source.adapter.config
     card = source.adapter.path / CARD

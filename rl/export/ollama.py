@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,9 @@ class OllamaModel:
     template: str = ""
     """Its Go template; empty: Ollama's own for the file."""
     system: str = ""
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, object] = field(default_factory=dict)
     alias: str = ""
     notes: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def export_to_ollama(
     host: str | None = None,
     system: str | None = None,
     template: str | None = None,
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, object] | None = None,
     alias: str | None = None,
     progress: Progress | None = None,
 ) -> OllamaModel:
@@ -232,7 +229,7 @@ def _upload(client: _Client, path: Path, progress: Progress) -> tuple[str, bool]
     raise AssertionError("the last attempt returns or raises")
 
 
-def _create(client: _Client, progress: Progress, **order: Any) -> None:
+def _create(client: _Client, progress: Progress, **order: object) -> None:
     status = ""
     create: Callable[..., Iterator[Any]] = client.create
     for update in create(**order, stream=True):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
@@ -22,11 +22,9 @@ from rl.agents.base import Message
 from rl.checksums import sums_check
 from rl.export.agreement import Expected, ExportAgreement, FloatArray, measured
 from rl.export.artifact import (
-    ExportedFile,
     ExportRefused,
     ExportResult,
     Progress,
-    exported_file,
     manifest_write,
     silent,
     size_text,
@@ -45,6 +43,9 @@ from rl.export.source import Source, source_open
 from rl.training.hardware import detect
 from rl.training.loading import PolicyLoadError
 from rl.training.policy import load_policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MODEL = "model.onnx"
 OPSET = 18
@@ -90,11 +91,7 @@ def export_onnx(
         source.copy_tokenizer(folder)
         progress("comparing with the original", 0, 0)
         checked = _check(folder / MODEL, reference, cores_for(weights_bytes))
-        files = [exported_file(path) for path in sorted(folder.rglob("*")) if path.is_file()]
-        manifest_write(folder, ExportResult("onnx", files, checked))
-        files.append(exported_file(folder / "export.json"))
-    moved = [ExportedFile(output / file.path.relative_to(folder), file.bytes, file.sha256) for file in files]
-    return ExportResult("onnx", moved, checked)
+        return manifest_write(folder, output, "onnx", checked)
 
 
 def session_open(folder: Path | str, cores: int = 1) -> onnxruntime.InferenceSession:
@@ -110,7 +107,7 @@ def session_open(folder: Path | str, cores: int = 1) -> onnxruntime.InferenceSes
 class _Forward(torch.nn.Module):
     """Tokens and mask to logits. Positions count over the mask, so that padding on the left changes nothing."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
         self.positioned = "position_ids" in inspect.signature(model.forward).parameters
@@ -151,7 +148,7 @@ def onnx_write(source: Source, path: Path) -> None:
 
 
 @contextmanager
-def _merge_adapter(source: Source) -> Iterator[Any]:
+def _merge_adapter(source: Source) -> Iterator[object]:
     """The model in float32 with the adapter merged by PEFT: onnxruntime has few bfloat16 operators on CPUs."""
     adapter = source.adapter.path if source.adapter is not None else None
     hardware = replace(detect(), device="cpu", dtype="float32")
@@ -195,7 +192,7 @@ def _memory_check(weights_bytes: int) -> None:
         )
 
 
-def _check(path: Path, reference: Reference, cores: int) -> dict[str, Any]:
+def _check(path: Path, reference: Reference, cores: int) -> dict[str, object]:
     session = _session(path, cores)
 
     def log_probs(ids: Sequence[int], positions: int) -> FloatArray:

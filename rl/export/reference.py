@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -24,6 +24,9 @@ from rl.training.encoding import Encoder, NotRenderable
 from rl.training.hardware import detect
 from rl.training.loading import PolicyLoadError
 from rl.training.policy import load_policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CHECK_TEXTS = (
     "question: how did revenue change over the last week\nwidgets: pie_chart, line_chart, table",
@@ -86,7 +89,9 @@ class Reference:
     """Why the original was not run; else empty."""
 
 
-def check_prompts(tokenizer: Any, held_out: Sequence[Sequence[Message]] = ()) -> list[CheckPrompt]:
+def check_prompts(
+    tokenizer: PreTrainedTokenizerBase, held_out: Sequence[Sequence[Message]] = ()
+) -> list[CheckPrompt]:
     """CHECK_TEXTS and held-out prompts, in the chat template if there is one.
 
     Held-out prompts that the template cannot render, or longer than HELD_OUT_TOKENS, are left out.
@@ -151,7 +156,7 @@ def reference_make(
 
 
 def _expected(
-    model: Any, prompts: Sequence[CheckPrompt], kept: int, stage: str, progress: Progress
+    model: PreTrainedModel, prompts: Sequence[CheckPrompt], kept: int, stage: str, progress: Progress
 ) -> list[Expected]:
     """kept: positions of each text whose log-probabilities are kept."""
     progress(stage, 0, len(prompts))
@@ -174,7 +179,7 @@ def _expected(
 
 
 @contextmanager
-def original_model(source: Source) -> Iterator[Any]:
+def original_model(source: Source) -> Iterator[PreTrainedModel]:
     """Base + adapter in transformers and PEFT, computing in float32.
 
     In bfloat16 the original would differ from itself more than an export may. Weights are held in float32 if a quarter
@@ -202,7 +207,7 @@ def original_model(source: Source) -> Iterator[Any]:
         gc.collect()
 
 
-def whole_weights_rounded(model: Any, served: torch.dtype) -> None:
+def whole_weights_rounded(model: PreTrainedModel, served: torch.dtype) -> None:
     """Rounds fully trained weights in place to the base's precision, as they are served and merged."""
     for copies in (
         module.modules_to_save for module in model.modules() if isinstance(module, ModulesToSaveWrapper)
@@ -244,12 +249,12 @@ def torch_cores(count: int) -> Iterator[None]:
 def _compute_in_float32(module: torch.nn.Module) -> None:
     held: dict[str, torch.Tensor] = {}
 
-    def widen(module: torch.nn.Module, _: Any) -> None:
+    def widen(module: torch.nn.Module, _: object) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             held[name] = parameter.data
             parameter.data = parameter.data.float()
 
-    def narrow(module: torch.nn.Module, *_: Any) -> None:
+    def narrow(module: torch.nn.Module, *_: object) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             parameter.data = held.pop(name)
 
@@ -257,12 +262,12 @@ def _compute_in_float32(module: torch.nn.Module) -> None:
     module.register_forward_hook(narrow)
 
 
-def positions_retained(model: Any, prompts: int) -> int:
+def positions_retained(model: PreTrainedModel, prompts: int) -> int:
     """Positions per prompt that fit POSITIONS_BYTES; at least one."""
     return max(1, POSITIONS_BYTES // (4 * int(model.config.vocab_size) * max(prompts, 1)))
 
 
-def log_probabilities(model: Any, ids: Sequence[int], positions: int) -> FloatArray:
+def log_probabilities(model: PreTrainedModel, ids: Sequence[int], positions: int) -> FloatArray:
     """Log-probabilities of the next token after each of the last `positions` tokens: (positions, vocabulary)."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0, -positions:]
@@ -270,7 +275,7 @@ def log_probabilities(model: Any, ids: Sequence[int], positions: int) -> FloatAr
     return found
 
 
-def greedy_answers(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+def greedy_answers(model: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
     """Greedy continuation of each prompt, at most `tokens` long, including its end token."""
     settings, width = copy.deepcopy(model.generation_config), max(len(ids) for ids in prompts)
     settings.do_sample, settings.max_new_tokens = False, tokens

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from pydantic_core import to_jsonable_python
 
-from backend.disks import file_replace
+from backend.installation import file_replace
 from ratchet_client.processes import exclusive
+from rl import artifacts
 from rl.agents.base import Message
 from rl.checksums import FileDamaged, file_check, sums_write
 from rl.datasets import DatasetRefused, snapshot_rows
-from rl.export.artifact import ExportResult, exported_file
-from rl.export.exporters import ADAPTER, EXPORTERS, LINEAR, exporters_of
+from rl.export.artifact import ADAPTER, EXPORTERS, LINEAR, ExportResult, exported_file, exporters_of
 from rl.jobs.lifecycle import follow_up_place
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Artifact, Policy, TrainingRun
@@ -198,7 +199,7 @@ def _format_settled(order: ExportOrder, folder: Path) -> ExportOrder:
 
 def _export_register(
     order: ExportOrder, policy: Policy | None, adapter: Path, base_model: str, result: ExportResult
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Records the files in the registry, and reports them."""
     is_quantized = "quantization" in EXPORTERS[order.format].options
     if policy is not None:
@@ -211,14 +212,14 @@ def _export_register(
                 path=registry.home_relative(file.path),
                 bytes=file.bytes,
                 sha256=file.sha256,
-                checked=result.equality,
+                checked=result.checked,
             )
     return {
         "policy": policy.name if policy else None,
         "checkpoint": str(adapter),
         "base_model": base_model,
         "quantization": order.quantization if is_quantized else None,
-        **result.as_dict(),
+        **to_jsonable_python(result),
     }
 
 
@@ -232,7 +233,7 @@ LIBRARIES = "loading the libraries"
 
 def base_export(
     base_model: str, quantization: str, progress: Callable[[int, int, str], None] | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Writes a base model as GGUF to where serving looks for it; one process at a time per base."""
     if progress:
         progress(0, 0, LIBRARIES)
@@ -265,12 +266,13 @@ def base_export(
         facts = json.dumps({"base_model": base_model, "quantization": quantization})
         file_replace(folder / "base.json", facts)
         sums_write(folder, [target.name])
+        artifacts.put(folder)
     return {
         "policy": None,
         "checkpoint": None,
         "base_model": base_model,
         "quantization": quantization,
-        **result.as_dict(),
+        **to_jsonable_python(result),
     }
 
 
@@ -280,9 +282,9 @@ def ollama_register(
     *,
     system: str | None = None,
     alias: str | None = None,
-    parameters: dict[str, Any] | None = None,
+    parameters: Mapping[str, object] | None = None,
     progress: Callable[[int, int, str], None] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Makes a GGUF file a model of the server at OLLAMA_HOST. Raises the export package's ExportRefused."""
     from rl.export.ollama import export_to_ollama
 
@@ -296,7 +298,7 @@ def ollama_register(
         parameters=parameters,
         progress=report,
     )
-    return made.as_dict()
+    return asdict(made)
 
 
 def _place(name: str, order: ExportOrder) -> Path:
@@ -375,7 +377,7 @@ def policy_register(
     system: str | None = None,
     actor: str = "deploy",
     progress: Callable[[int, int, str], None] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Makes a policy's newest GGUF file (written now if there is none) a model of the server at OLLAMA_HOST.
 
     promote: point the alias to it, OLLAMA_MODEL_FAST or else the agent's name. Raises the writers' ExportRefused.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -83,7 +82,7 @@ class Source:
     def without_adapter(self) -> Source:
         return Source(self.base_name, self.base, None, MergedWeights(self.weights.base, None))
 
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> object:
         """The tokenizer, never with code from the model's folder. Raises ExportRefused."""
         folder = self.tokenizer_folder
         try:

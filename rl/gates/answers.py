@@ -177,7 +177,11 @@ def rule_general(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
     if found is None:
         return not_applicable("general prompts are asked of adapters on a base model that is not bundled")
     loss = found.base_plain_text - found.plain_text
-    figures = {**found.as_dict(), "bound": bounds.max_general_loss, "kl_bound": bounds.max_general_kl}
+    figures = {
+        **dataclasses.asdict(found),
+        "bound": bounds.max_general_loss,
+        "kl_bound": bounds.max_general_kl,
+    }
     faults = []
     if loss > bounds.max_general_loss + 1e-9:
         faults.append(
@@ -356,11 +360,12 @@ def rule_compared(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     words, figures = f"judging round {judging.round}: {judging.words}", judging.as_dict()
     if not judging.ended:
         return refused(words, figures, waits=True)
-    if judging.verdict == BETTER:
+    enough = judging.verdict == NOT_WORSE and judging.share.margin <= bounds.not_inferior
+    if judging.verdict == BETTER or enough:
         return passed(words, figures)
     if judging.verdict == NOT_WORSE:
         words += (
             " It is not shown to be better, so it may have part of the traffic as a challenger. Promote it by force, "
-            "with a reason, if not worse is enough."
+            "with a reason, or set `not_inferior` in its gate settings to the loss you allow."
         )
     return refused(words, figures, waits=True)

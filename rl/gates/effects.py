@@ -17,7 +17,13 @@ import scipy
 
 from rl.gates.evidence_kinds import KINDS, REWARDS, UNITS, Figures, all_alike, lead_kind, telling_counts
 from rl.gates.report import Case, Evidence, GateBounds, Item, RatedAnswer
-from rl.statistics import Difference, mcnemar_unconditional, mean_interval, paired_difference
+from rl.statistics import (
+    Difference,
+    mcnemar_unconditional,
+    mean_interval,
+    not_inferior_p,
+    paired_difference,
+)
 from rl.statistics.concordance import GiniConcordance, gini_concordance, gini_concordance_p
 from rl.statistics.permutation import draws_for, lopsided_mean_p, sign_flip_p
 
@@ -49,6 +55,10 @@ class Effect(Protocol):
 
     def worse(self, alpha: float = 0.05) -> float:
         """One-sided p that it is no worse."""
+        ...
+
+    def not_inferior(self, margin: float, alpha: float = 0.05) -> float:
+        """One-sided p that it loses `margin` or more."""
         ...
 
     def p_larger(self, rest: Effect) -> float:
@@ -99,6 +109,9 @@ class TableEffect:
     def worse(self, alpha: float = 0.05) -> float:
         return binomial_luck(self.losses, self.wins)
 
+    def not_inferior(self, margin: float, alpha: float = 0.05) -> float:
+        return not_inferior_p(self.wins, self.losses, self.n, margin)
+
     def p_larger(self, rest: Effect) -> float:
         assert isinstance(rest, TableEffect)
         table = [[self.wins, self.losses], [rest.wins, rest.losses]]
@@ -147,6 +160,11 @@ class MeanEffect:
 
     def worse(self, alpha: float = 0.05) -> float:
         return self._above_zero([-one for one in self.differences], alpha)
+
+    def not_inferior(self, margin: float, alpha: float = 0.05) -> float:
+        # shifted differences are lopsided: sign flips alone do not hold for them
+        least = None if self.minimum is None else self.minimum + margin
+        return lopsided_mean_p([one + margin for one in self.differences], least, draws=draws_for(alpha))
 
     def _above_zero(self, differences: Sequence[float], alpha: float) -> float:
         draws = draws_for(alpha)
@@ -203,6 +221,10 @@ class ConcordanceEffect:
     def worse(self, alpha: float = 0.05) -> float:
         values, shifts, prompts = self._columns
         return gini_concordance_p(values, [-shift for shift in shifts], prompts, draws=draws_for(alpha))
+
+    def not_inferior(self, margin: float, alpha: float = 0.05) -> float:
+        error = self.concordance.error
+        return float(scipy.stats.norm.sf((self.value + margin) / error)) if error else 1.0
 
     def p_larger(self, rest: Effect) -> float:
         assert isinstance(rest, ConcordanceEffect)

@@ -382,5 +382,5 @@ def headline_of(metrics: Figures) -> Headline | None:
     )
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

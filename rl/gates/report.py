@@ -57,6 +57,8 @@ class GateBounds:
     """Chance that a policy no better than the champion passes, over all attempts on one holdout."""
     margin: float = 0.0
     """The lower confidence bound of the gain must exceed this."""
+    not_inferior: float = 0.0
+    """A loss of this share of right answers or more must be excluded; no gain is asked for. 0: a gain is asked for."""
     max_reward_loss: float = 0.2
     """A larger fall of the mean reward must be excluded (one-sided interval, 90 %)."""
     max_invalid_gain: float = 0.1
@@ -87,6 +89,8 @@ class GateBounds:
             raise GateError("min_evidence and min_slice must be at least 1")
         if not 0 < self.alpha < 0.5:
             raise GateError(f"alpha must be above 0 and below 0.5, found {self.alpha!r}")
+        if not self.not_inferior < 0.5:
+            raise GateError(f"not_inferior must be below 0.5, found {self.not_inferior!r}")
         if not self.max_length_ratio >= 1:
             raise GateError(f"max_length_ratio must be at least 1, found {self.max_length_ratio!r}")
         for bound in dataclasses.fields(self):
@@ -115,9 +119,6 @@ class GateBounds:
                     f"if wanted (ratchet_format, arc_easy=0.02); found {entry!r}"
                 )
         return limits
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +233,6 @@ class GeneralAnswers:
             f"{100 * self.base_plain_text:.0f} %; KL to the base {self.kl:.2f} nats per token."
         )
 
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True)
 class JudgingEvidence:
@@ -343,14 +341,6 @@ class RuleResult:
     def passed(self) -> bool:
         return self.outcome != REFUSED
 
-    def as_dict(self) -> StoredVerdict:
-        return {
-            "rule": self.rule,
-            "outcome": self.outcome,
-            "words": self.words,
-            "figures": dict(self.figures),
-        }
-
 
 def passed(words: str, figures: Figures = NO_FIGURES) -> RuleResult:
     return RuleResult(PASSED, words, figures)
@@ -368,9 +358,17 @@ def not_applicable(words: str) -> RuleResult:
 class GateReport:
     """All rules' results: the gate opens if none refuses."""
 
-    stage: str
+    to: str
+    """Stage that the gate opens to."""
     against: str
     verdicts: tuple[RuleResult, ...]
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> GateReport | None:
+        """The report that a policy's event stores (`dump`); None where it stores none."""
+        if "verdicts" not in stored:
+            return None
+        return cls(stored["to"], stored["against"], tuple(RuleResult(**one) for one in stored["verdicts"]))
 
     @property
     def passed(self) -> bool:
@@ -390,13 +388,9 @@ class GateReport:
         """The refusing rules' words; empty if the gate opens."""
         return "; ".join(verdict.words for verdict in self.refusals)
 
-    def as_dict(self) -> StoredReport:
-        return {
-            "to": self.stage,
-            "against": self.against,
-            "passed": self.passed,
-            "verdicts": [verdict.as_dict() for verdict in self.verdicts],
-        }
+    def dump(self) -> dict[str, object]:
+        """The report as JSON."""
+        return {**dataclasses.asdict(self), "passed": self.passed}
 
 
 class StoredItem(TypedDict):
@@ -453,21 +447,3 @@ class StoredEvidence(TypedDict, total=False):
     good_chars: Figures
     golden: list[dict[str, Any]]
     off_policy: dict[str, float]
-
-
-class StoredVerdict(TypedDict):
-    """Result of one rule."""
-
-    rule: str
-    outcome: str
-    words: str
-    figures: dict[str, Any]
-
-
-class StoredReport(TypedDict):
-    """`PolicyEvent.verdicts` of a gate."""
-
-    to: str
-    against: str
-    passed: bool
-    verdicts: list[StoredVerdict]

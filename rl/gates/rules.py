@@ -19,6 +19,7 @@ import scipy
 from rl.gates.answers import (
     CHALLENGER,
     CHAMPION,
+    by_likelihood,
     challenger_round,
     needs_judging,
     only_people_compare,
@@ -67,6 +68,7 @@ from rl.gates.report import (
     refused,
 )
 from rl.statistics import Difference
+from rl.statistics.assignment import BASE
 
 FIRST_SHARE = 2 / 3
 """Share of alpha for the first attempt. A new champion starts a new count, so most attempts are first ones."""
@@ -121,14 +123,19 @@ def rule_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
     return passed(words, figures)
 
 
-def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
-    """Better than the champion on the same prompts, beyond the luck of repeated attempts.
+TICKET = " (a ticket to 1 % of the traffic, no proof: few prompts hide a loss)"
+"""Added to the words of a challenger that passes."""
 
-    A challenger must only not be worse; so must a champion if likelihoods lead, as `rule_compared` decides then. Judged
-    on the leading kind (`lead_of`). The gain's one-sided lower bound at confidence 1 - alpha_k must exceed the margin,
-    and the kind's exact test must agree: at small alpha_k the bound is approximate. Pairs, tests: Newcombe's bound and
-    the exact unconditional test. Labels, outcomes: concordance with its studentised permutation test. Figures:
-    Student's bound and the sign-flip test.
+
+def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult:
+    """Better than the champion on the same prompts, beyond the luck of repeated attempts; or not inferior to it.
+
+    With `not_inferior` a loss of that many points must be excluded instead: the bound must exceed minus the margin, and
+    the exact test of that hypothesis must agree. A challenger must only not be worse; so must a champion if likelihoods
+    lead, as `rule_compared` decides then. Judged on the leading kind (`lead_of`). The gain's one-sided lower bound at
+    confidence 1 - alpha_k must exceed the margin, and the kind's exact test must agree: at small alpha_k the bound is
+    approximate. Pairs, tests: Newcombe's bound and the exact unconditional test. Labels, outcomes: concordance with its
+    studentised permutation test. Figures: Student's bound and the sign-flip test.
     """
     if only_people_compare(evidence, bounds, to):
         return not_applicable(NO_LIKELIHOODS.format(rival=evidence.against))
@@ -149,11 +156,15 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
         )
     alpha = alpha_of_attempt(bounds.alpha, evidence.attempt)
     bound = gate_interval(effect, evidence, bounds)
+    allowed = allowed_loss(evidence, bounds, to)
+    limit = -allowed if allowed else bounds.margin
     # a permutation test is slow, and skipped if the bound refuses already
-    is_better = bound.low > bounds.margin
-    luck = effect.better(alpha) if is_better or isinstance(effect, TableEffect) else None
+    is_above = bound.low > limit
+    luck = None
+    if is_above or isinstance(effect, TableEffect):
+        luck = effect.not_inferior(allowed, alpha) if allowed else effect.better(alpha)
     own, other = effect.sides
-    figures: dict[str, Any] = {
+    figures: dict[str, object] = {
         **bound.as_dict(),
         "kind": lead,
         "unit": effect.unit,
@@ -164,27 +175,39 @@ def rule_accuracy(evidence: Evidence, bounds: GateBounds, to: str) -> RuleResult
         "p": luck,
         "attempt": evidence.attempt,
         "alpha": alpha,
-        "margin": bounds.margin,
+        "margin": limit,
     }
     if isinstance(effect, TableEffect):
         figures |= {"wins": effect.wins, "losses": effect.losses}
     gain = f"{amount(effect, bound.value)} {MEASURES[lead]} against {evidence.against}"
     if to == CHALLENGER or needs_judging(evidence, bounds, to):
         worse = effect.worse(bounds.alpha) <= bounds.alpha
-        words = f"worse than {evidence.against}: {gain}" if worse else f"not worse: {gain}"
+        words = f"worse than {evidence.against}: {gain}" if worse else f"not shown to be worse: {gain}"
+        words += TICKET if to == CHALLENGER and not worse else ""
         words += "; compared answers decide" if to == CHAMPION and not worse else ""
         return (refused if worse else passed)(words, figures)
-    limit = (
+    lowest = (
         f"lower bound {amount(effect, bound.low)} (comparison {evidence.attempt} on these held-out prompts)"
     )
-    if is_better and luck is not None and luck <= alpha:
-        return passed(f"{gain}, {limit}", figures)
-    missing = f"{limit}, which must be above {amount(effect, bounds.margin)}"
-    if is_better and luck is not None:  # the bound is approximate, the test is exact
+    if is_above and luck is not None and luck <= alpha:
+        shown = f"not worse by {100 * allowed:g} points: " if allowed else ""
+        return passed(f"{shown}{gain}, {lowest}", figures)
+    missing = f"{lowest}, which must be above {amount(effect, limit)}"
+    if is_above and luck is not None:  # the bound is approximate, the test is exact
         missing = (
             f"which chance gives in {100 * luck:.1f} % of comparisons; at most {100 * alpha:.1f} % is allowed"
         )
-    return refused(f"not shown to be better: {gain}, {missing}", figures, waits=True)
+    wanted = f"a loss of {100 * allowed:g} points is not ruled out" if allowed else "not shown to be better"
+    return refused(f"{wanted}: {gain}, {missing}", figures, waits=True)
+
+
+def allowed_loss(evidence: Evidence, bounds: GateBounds, to: str) -> float:
+    """The margin of `not_inferior` if that is the question: a champion is replaced, and its right answers are known.
+
+    0 if a gain is asked for. Likelihoods have no margin in right answers: a judging round answers for them.
+    """
+    asked = to == CHAMPION and evidence.against != BASE and not by_likelihood(evidence, bounds)
+    return bounds.not_inferior if asked else 0.0
 
 
 def gate_interval(effect: Effect, evidence: Evidence, bounds: GateBounds) -> Difference:
@@ -222,7 +245,7 @@ def rule_other_evidence(evidence: Evidence, bounds: GateBounds, to: str) -> Rule
     return passed(f"not shown to be worse by other kinds of evidence: {text}", figures)
 
 
-UNLIKE = 0.2
+UNLIKE = 0.4
 """One-sided level below which rated prompts count as unlike unrated ones."""
 
 

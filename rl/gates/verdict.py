@@ -5,8 +5,7 @@ Every page, command and endpoint shows this verdict.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from rl.gates.answers import CHAMPION, needs_judging
 from rl.gates.effects import ConcordanceEffect, Effect, MeanEffect, TableEffect, effect_of, lead_of
@@ -80,17 +79,6 @@ class Verdict:
     def words(self) -> str:
         """Result and standing, as commands and REST show them."""
         return " ".join(filter(None, [self.result, self.standing]))
-
-    def as_dict(self) -> dict[str, Any]:
-        action = {**asdict(self.action), "minutes": self.action.minutes} if self.action else None
-        return {
-            "state": self.state,
-            "words": self.words,
-            "against": self.against,
-            "action": action,
-            "basis": self.basis,
-            "representative": self.representative,
-        }
 
 
 PREDICATES = {
@@ -180,14 +168,16 @@ def _missing(
         figures = rules["evidence"].figures
         standing = f"Too few to tell: {figures['prompts']} of {figures['needed']} held-out prompts are rated."
         return standing, rate if further else action_of(RATE, "rate more answers, then evaluate again")
-    if "accuracy" in rules and (effect is None or effect.value <= bounds.margin):
+    limit = rules["accuracy"].figures.get("margin", bounds.margin) if "accuracy" in rules else bounds.margin
+    wanted = f"within {-100 * limit:g} points of" if limit < 0 else "better than"
+    if "accuracy" in rules and (effect is None or effect.value <= limit):
         if differing and effect is not None and _could_turn(effect, differing):
-            return f"Not better than {rival} by what is known.", compare
-        return f"Not better than {rival}.", action_of(TRAIN, "train again on more ratings")
+            return f"Not {wanted} {rival} by what is known.", compare
+        return f"Not {wanted} {rival}.", action_of(TRAIN, "train again on more ratings")
     if "accuracy" in rules:
         attempt = rules["accuracy"].figures.get("attempt", 1)
-        standing = "Not shown to be better yet"
-        if effect is not None and effect.interval(0.95).low > bounds.margin:
+        standing = f"Not shown to be {wanted} {rival} yet" if limit < 0 else "Not shown to be better yet"
+        if effect is not None and effect.interval(0.95).low > limit:
             standing += f": comparison {attempt} on the same prompts asks for more certainty than 95 %"
         if differing:
             return f"{standing}.", compare
@@ -222,13 +212,20 @@ def _answers(count: int) -> str:
     return f"{count:,} answer{'' if count == 1 else 's'}"
 
 
+FEW_UNRATED = 0.1
+"""Most held-out prompts without a rating, as a share, for which it does not matter who chose what to rate."""
+
+
 def _basis(evidence: Evidence, lead: str, sampled: bool) -> tuple[str, bool | None]:
     if lead != KNOWN or not evidence.discrete:
         return "", None
-    if not any(one.same is False and not one.said for one in evidence.answer_pairs):
+    unrated = [one for one in evidence.answer_pairs if not one.said]
+    if not any(one.same is False for one in unrated):
         return "Representative: every held-out prompt on which the two differ is rated.", True
     if sampled:
         return "Representative: the rated prompts were drawn at random.", True
+    if len(unrated) <= FEW_UNRATED * len(evidence.answer_pairs):
+        return "", False
     return "Not representative: people chose what they rated.", False
 
 

@@ -13,22 +13,23 @@ from django.db.models import Q
 from django.utils import timezone
 
 from backend.installation import PROGRAM
+from feedback.models import AgentSettings
 from feedback.selectors import agent_slugs, feedback_counts
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.stats import score_summaries
 from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqueue
-from rl.jobs.memory_estimate import MemoryEstimate, memory_at_most
 from rl.jobs.method_selection import NOTHING_TEACHES, REWARD_MODEL, MethodChoice, method_chosen
-from rl.jobs.run_recipe import recipe_sized
+from rl.jobs.plan import row_rules
+from rl.jobs.run_recipe import MemoryEstimate, memory_at_most, recipe_sized
 from rl.jobs.stages import reward_model_order, stage_limits
 from rl.jobs.teachability import teachability_warning
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.linear.rows import LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
 from rl.models.agent_definitions import agent_served
-from rl.models.runs import RunRefused
-from rl.recipes import DATASET_CONFIG, RewardModelRecipe, recipe_named
-from rl.recipes.methods import dataset_kind, method_named
+from rl.models.runs import LEARNER, RunRefused
+from rl.recipes import DATASET_CONFIG, DISTIL, RewardModelRecipe, recipe_named
+from rl.recipes.methods import dataset_kind
 from rl.recipes.reward_model import LINEAR
 from rl.reward_models.service import reward_model_valid
 from rl.rewards.catalogue import AUTO, opened_in_training
@@ -65,7 +66,7 @@ class StageEstimate:
     memory: MemoryEstimate
     config: str
     base_model: str
-    recipe: dict[str, Any]
+    recipe: Mapping[str, object]
     refusal: str
     warning: str
     """Reason why it would teach nothing, or little; empty where nothing speaks against it."""
@@ -107,7 +108,8 @@ def order_estimate(order: TrainOrder) -> OrderEstimate:
     """
     counts, needed = feedback_counts(order.agent), int(DATASET_CONFIG["min_samples"])
     count = counts.feedback
-    if counts.evidence < needed and not _rewards_itself(order):
+    asked = order.source == "db" and not _rewards_itself(order) and not _distils(order)
+    if asked and counts.evidence < needed:
         raise TooLittleFeedback(order.agent, count, needed)
     stages, reward_model = [_stage(order)], ""
     if AUTO in str(stages[0].recipe.get("reward", "")).split(","):
@@ -124,21 +126,31 @@ def _rewards_itself(order: TrainOrder) -> bool:
     """True if it samples its own answers and rewards them without anything learnt from people: prompts will
     do."""
     specs = str(order.knobs.get("reward", "")).split(",")
-    if not method_named(order.method).rewarded or order.knobs.get("mode") == "logged":
+    if not order.definition.rewarded:
         return False
     return bool(specs[0]) and not any(opened_in_training(spec.strip()) for spec in specs)
 
 
+def _distils(order: TrainOrder) -> bool:
+    """True if it learns from answers that nobody rated."""
+    return DISTIL in (order.knobs.get("sources"), order.knobs.get("start_from"))
+
+
 def _stage(order: TrainOrder) -> StageEstimate:
-    earlier, adapter = _earlier(order), method_named(order.method).adapter
-    config = order.config or (earlier.config if earlier else "") or method_named(order.method).preset("cpu")
+    earlier, adapter = _earlier(order), order.definition.adapter
+    config = order.config or (earlier.config if earlier else "") or order.definition.preset("cpu")
     recipe = recipe_named(order.method, config, settings.RATCHET_CONFIG.get(order.method)).with_knobs(
         **order.knobs
     )
     kind, refusal_text, samples = dataset_kind(order.method, recipe.as_dict()), "", 0
     try:
         prepared = prepare_training_dataset(
-            order.agent, kind=kind, max_samples=order.max_samples, dry_run=True
+            order.agent,
+            kind=kind,
+            source=order.feedback_file,
+            rules=row_rules(recipe),
+            max_samples=order.max_samples,
+            dry_run=True,
         )
         samples = prepared.counts["train"]
         recipe = recipe_sized(order, recipe, prepared, None, "cpu")
@@ -146,8 +158,7 @@ def _stage(order: TrainOrder) -> StageEstimate:
         refusal_text = str(refusal)
     if not adapter and not refusal_text:
         refusal_text = _no_choice(order.agent, prepared)
-    tries = max(1, int(recipe.as_dict().get("search", 0)))
-    steps = recipe.steps(samples) * tries if adapter else 1
+    steps = recipe.steps(samples) if adapter else 1
     base_model = base_model_for(order)
     seconds, by = _seconds_per_step(earlier)
     is_linear = not adapter or (isinstance(recipe, RewardModelRecipe) and recipe.is_linear)
@@ -219,7 +230,7 @@ def order_automatic(
     agent: str,
     wanted: str = "auto",
     *,
-    knobs: Mapping[str, Any] | None = None,
+    knobs: Mapping[str, object] | None = None,
     rewards: bool = True,
     chosen: MethodChoice | None = None,
     **more: Any,
@@ -234,10 +245,10 @@ def order_automatic(
     if chosen is None:
         chosen = method_chosen(agent, wanted, base_model=base_model_wanted(agent, wanted, **more))
     own = {**chosen.knobs, **(knobs or {})}
-    if not method_named(chosen.method).adapter:  # a fit takes seconds
+    if not chosen.definition.adapter:  # a fit takes seconds
         own = {knob: value for knob, value in own.items() if knob not in LIMITS}
     named = "reward" in own or "reward" in settings.RATCHET_CONFIG.get(chosen.method, {})
-    if rewards and method_named(chosen.method).rewarded and not named and own.get("mode") != "logged":
+    if rewards and chosen.definition.rewarded and not named:
         own["reward"] = AUTO
     return TrainOrder(agent, chosen.method, knobs=own, reason=chosen.reason, **more)
 
@@ -270,7 +281,7 @@ def automatic_plan(agent: str) -> dict[str, Any]:
 
 
 def order_place(order: TrainOrder, *, follow: bool = False, judge: bool = False) -> TrainingRun:
-    """Enter a run and hand it to the worker (`manage.py qcluster`). Both or neither.
+    """Enter a run and hand it to the worker (`manage.py serve`). Both or neither. An identical run that waits is it.
 
     follow: judge the policy it makes when it is done, and do what the gate and the agent's learner settings say.
     judge: judge it and ask the gate, and leave each move to a person.
@@ -280,11 +291,25 @@ def order_place(order: TrainOrder, *, follow: bool = False, judge: bool = False)
     estimate = order_estimate(order)
     if estimate.refusal:
         raise DatasetRefused(estimate.refusal)
+    wanted = TrainingRun.FollowUp.WANTED if follow else TrainingRun.FollowUp.JUDGE if judge else ""
     with transaction.atomic():
+        AgentSettings.objects.select_for_update().filter(agent=order.agent).first()  # One order at a time.
+        waiting = TrainingRun.objects.filter(
+            agent=order.agent,
+            method=order.method,
+            base_model=base_model_for(order),
+            config=order.config or "",
+            follow_up=wanted,
+            status=TrainingRun.Status.QUEUED,
+            snapshot=None,
+            cancel_requested=False,
+            data_file="",
+        ).exclude(asked_by=LEARNER)
+        same = next((run for run in waiting if run.recipe == order.knobs), None)
+        if same is not None and order.source == "db":  # each job over a file is a run of its own
+            return same
         run = run_enqueue(order)
-        if follow or judge:
-            wanted = TrainingRun.FollowUp.WANTED if follow else TrainingRun.FollowUp.JUDGE
-            TrainingRun.objects.filter(pk=run.pk).update(follow_up=wanted)
+        TrainingRun.objects.filter(pk=run.pk).update(follow_up=wanted)
         run_dispatch(run)
     run.refresh_from_db()
     return run

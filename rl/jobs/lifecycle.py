@@ -26,6 +26,7 @@ from rl.datasets.rows import FeedbackFile
 from rl.models import TrainingRun
 from rl.models.runs import LEARNER, RunRefused, run_folder
 from rl.recipes import recipe_named
+from rl.recipes.base import Method
 from rl.recipes.methods import method_named
 
 logger = logging.getLogger("rl.jobs.lifecycle")
@@ -50,10 +51,12 @@ class TrainOrder:
     method: str = "dpo"
     config: str | None = None
     base_model: str | None = None
-    knobs: dict[str, Any] = field(default_factory=dict)
+    knobs: dict[str, object] = field(default_factory=dict)
     source: str = "db"
     data_file: Path | None = None
     ratings_file: Path | None = None
+    validation_file: Path | None = None
+    """File whose prompts are held out; None: the data file's prompts are split."""
     min_samples: int | None = None
     max_samples: int | None = None
     output: Path | None = None
@@ -62,6 +65,11 @@ class TrainOrder:
     """Reason for this method, where something chose it."""
     stage_of: int | None = None
     """The run that this one is a stage of, whose feedback it reads and takes none of."""
+
+    @property
+    def definition(self) -> Method:
+        """The method itself. Raises RecipeError where no method has this name."""
+        return method_named(self.method)
 
     @property
     def asked_by_learner(self) -> bool:
@@ -76,7 +84,7 @@ class TrainOrder:
             raise DatasetRefused(f"a source is db or file, found {self.source!r}")
         if self.data_file is None:
             raise DatasetRefused("--source file needs --data-file FILE")
-        return FeedbackFile(self.data_file, self.ratings_file)
+        return FeedbackFile(self.data_file, self.ratings_file, self.validation_file)
 
     @property
     def feedback_source(self) -> dict[str, Any]:
@@ -84,7 +92,7 @@ class TrainOrder:
         return {"min_samples": self.min_samples, "source": self.feedback_file}
 
     @property
-    def initial_result(self) -> dict[str, Any]:
+    def initial_result(self) -> dict[str, object]:
         """First TrainingRun.result of a run of this order, before it has figures."""
         return {"why": self.reason, "notes": [self.reason]} if self.reason else {}
 
@@ -92,7 +100,7 @@ class TrainOrder:
 def base_model_for(order: TrainOrder) -> str:
     """Name of the base model an order trains: its own, else the agent's (`agent_base_model`); empty for a method that
     trains none."""
-    return base_model_of(order).name if method_named(order.method).adapter else ""
+    return base_model_of(order).name if order.definition.adapter else ""
 
 
 def base_model_of(order: TrainOrder) -> BaseModel:
@@ -106,7 +114,7 @@ def base_model_of(order: TrainOrder) -> BaseModel:
 
 def base_model_settle(order: TrainOrder, progress: Callable[[str], None]) -> TrainOrder:
     """The order with its base model ready to load: a source that was not added yet is added now. Raises RunRefused."""
-    if not method_named(order.method).adapter:
+    if not order.definition.adapter:
         return order
     base = base_model_of(order)
     try:
@@ -131,14 +139,45 @@ def run_enqueue(order: TrainOrder) -> TrainingRun:
         config=order.config or "",
         recipe=order.knobs,
         asked_by=order.actor,
+        data_file=_stored(order.data_file),
+        validation_file=_stored(order.validation_file),
+    )
+
+
+def _stored(path: Path | None) -> str:
+    """A file of a queued run as its row has it. Raises ValueError outside RATCHET_HOME."""
+    return str(path.relative_to(settings.RATCHET_HOME)) if path else ""
+
+
+def order_of_queued(run: TrainingRun) -> TrainOrder:
+    """The order that `run_enqueue` entered."""
+    home: Path = settings.RATCHET_HOME
+    return TrainOrder(
+        run.agent,
+        run.method,
+        run.config or None,
+        run.base_model,
+        run.recipe,
+        source="file" if run.data_file else "db",
+        data_file=home / run.data_file if run.data_file else None,
+        validation_file=home / run.validation_file if run.validation_file else None,
     )
 
 
 def run_dispatch(run: TrainingRun) -> None:
-    """Hand a queued run to the workers. Twice does no harm: a run is claimed once."""
+    """Hand a queued run to the workers. Twice does no harm: a run is claimed once. While Redis is away it waits for
+    `runs_redispatch`."""
     TrainingRun.objects.filter(pk=run.pk).update(dispatched_at=timezone.now())
-    # by its name: the worker is another process
-    async_task("rl.tasks.train", run.pk, task_name=f"run {run.pk}", group=run.agent, cluster=TRAINING_CLUSTER)
+    try:
+        # by its name: the worker is another process
+        async_task(
+            "rl.tasks.train", run.pk, task_name=f"run {run.pk}", group=run.agent, cluster=TRAINING_CLUSTER
+        )
+    except Exception as error:
+        if type(error).__module__ != "redis.exceptions":  # its import takes a tenth of a second
+            raise
+        TrainingRun.objects.filter(pk=run.pk).update(dispatched_at=None)
+        logger.warning("run %s waits: Redis cannot be reached (%s)", run.pk, error)
 
 
 def follow_up_dispatch(run: TrainingRun) -> None:
@@ -185,7 +224,7 @@ def follow_up_place(run: TrainingRun, wanted: str, *, export_as: str = "", compa
     return run
 
 
-def run_interrupt(run: TrainingRun, *, reason: str, **facts: Any) -> None:
+def run_interrupt(run: TrainingRun, *, reason: str, **facts: object) -> None:
     """Give back a run that this process holds and was told to stop with its worker: another goes on with it."""
     TrainingRun.objects.filter(pk=run.pk, worker=run.worker, status=Status.RUNNING).update(
         status=Status.QUEUED, reason=reason, dispatched_at=None, phase="", phase_at=None, **facts
@@ -335,7 +374,7 @@ def worker_lives(run: TrainingRun) -> bool:
     return run.heartbeat_at is not None and timezone.now() - run.heartbeat_at < LOST_AFTER
 
 
-def run_finish(run: TrainingRun, status: str, *, reason: str = "", **facts: Any) -> None:
+def run_finish(run: TrainingRun, status: str, *, reason: str = "", **facts: object) -> None:
     """End a run that this process holds; `facts` are further fields of its row.
 
     Raises RunRefused where another worker took it meanwhile and this one was to succeed: its work is not entered.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rl.agents.base import Agent, Row, answer_plain
 from rl.checksums import sums_write
@@ -116,13 +116,14 @@ def _is_right(policy: LinearPolicy, row: LinearChoice) -> bool:
     )
 
 
-def plan_of(prepared: PreparedDataset, agent: str) -> dict[str, Any]:
+def plan_of(prepared: PreparedDataset, agent: str) -> dict[str, object]:
     """Facts of a dry run beyond the counts of its dataset. Raises TrainingRefused as the training would."""
     from rl.training.result import TrainingRefused
 
     try:
-        choices = choices_of(prepared.rows("train"), agent_served(agent))
-        answers = answers_of(choices.rows, agent_served(agent))
+        served = agent_served(agent)
+        choices = choices_of(prepared.rows("train"), served)
+        answers = answers_of(choices.rows, served)
     except LinearRefused as refusal:
         raise TrainingRefused(str(refusal)) from refusal
     prompts = len({row.group for row in choices.rows})

@@ -4,7 +4,7 @@ pages and the online learner."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
@@ -16,15 +16,19 @@ from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_datase
 from rl.datasets.builder import FEWEST_ROWS
 from rl.datasets.demonstrations import preferred_rows
 from rl.datasets.feedback_types import Row
+from rl.datasets.rows import RowRules, recorded_prompts
+from rl.datasets.teachers import coverage, newest_prompts, teacher_log
 from rl.linear.model import CLOSED, FIELDS, LISTED
 from rl.linear.rows import LinearRefused, prompts_teachable
 from rl.models.agent_definitions import agent_served
-from rl.recipes import DATASET_CONFIG, PREFERRED, SFT_STAGE
+from rl.recipes import DATASET_CONFIG, DISTIL, PREFERRED, SFT_STAGE, STAGE_STARTS
+from rl.recipes.base import Method
 from rl.recipes.methods import METHODS, RLHF, method_named
 from rl.recipes.reward_model import AUTO as AUTO_ARCHITECTURE
+from rl.recipes.sft import ANSWER, EXAMPLE_SOURCES
 from rl.rewards.answers import COLUMNS as ANSWER_COLUMNS
 from rl.rewards.catalogue import AUTO
-from rl.rewards.code_tests import EXPECTED_OUTPUTS, TESTS
+from rl.rewards.code_execution import EXPECTED_OUTPUTS, TESTS
 
 PAIRED_SHARE = 0.25
 """Share of the judged responses that must stand in pairs for DPO: below, most of what people said stands on single
@@ -44,6 +48,10 @@ class MethodChoice:
     method: str
     reason: str
     knobs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def definition(self) -> Method:
+        return method_named(self.method)
 
 
 @dataclass(frozen=True)
@@ -68,22 +76,25 @@ def training_plan(agent: str, wanted: str = "auto", *, base_model: str = "") -> 
     """
     main = method_chosen(agent, wanted, base_model=base_model)
     trainings = [main]
-    if main.knobs.get("start_from") == SFT_STAGE:
-        trainings.insert(0, MethodChoice("sft", f"first stage of {main.method}: what people wrote and liked"))
-    if wanted == "auto" and main.method != LINEAR and (beside := linear_beside(agent)):
+    if (start := main.knobs.get("start_from")) in STAGE_STARTS:
+        shown = "one policy's answers" if start == DISTIL else "what people wrote and liked"
+        first = MethodChoice("sft", f"first stage of {main.method}: {shown}", dict(STAGE_STARTS[start]))
+        trainings.insert(0, first)
+    if wanted == "auto" and main.method != LINEAR and (beside := linear_beside(agent, base_model)):
         trainings.insert(0, beside)
     return TrainingPlan(agent, tuple(trainings))
 
 
-def linear_beside(agent: str) -> MethodChoice | None:
-    """The linear policy that is trained with a run of `auto`; None for wordings, and where prompts are few."""
+def linear_beside(agent: str, base_model: str) -> MethodChoice | None:
+    """The linear policy that is trained with a run of `auto`; None for wordings, and where prompts are few: beside a
+    real base it costs seconds, and is only kept where it is ahead on the eval split."""
     chosen = method_chosen(agent, LINEAR)
     try:
         rows = prepare_training_dataset(agent, kind=chosen.knobs["feedback"], dry_run=True)
         prompts, mode = prompts_teachable(rows.rows("train"), agent_served(agent))
     except (DatasetRefused, LinearRefused):
         return None
-    if prompts < FEWEST_PROMPTS[mode]:
+    if prompts < (FEWEST_PROMPTS[mode] if base_model == BUNDLED else FEWEST_BESIDE):
         return None
     what = "objects, learnt field by field" if mode == FIELDS else "a choice"
     return MethodChoice(
@@ -105,9 +116,8 @@ def method_chosen(
     In this order: SFT where people wrote responses, and at least as many as other feedback on other prompts tells it
     nothing of (preferences, dislikes); DPO where pairs are enough and hold a quarter of the judged responses; KTO where
     good and bad responses are enough; DPO with any pairs that are enough; SFT on demonstrations and liked responses;
-    GRPO on logged rewards where several responses to one prompt earned different ones; `rlhf` where responses have
-    scores or rewards and nothing else; GRPO where nobody said anything and the prompts have right answers or tests; DPO
-    where nothing is enough, whose refusal says what is missing.
+    `rlhf` where responses have scores or rewards and nothing else; GRPO where nobody said anything and the prompts have
+    right answers or tests; DPO where nothing is enough, whose refusal says what is missing.
 
     What people wrote is never left out: DPO and KTO start from SFT on it (`start_from=sft`). Where they would train the
     bundled base on JSON of several values, SFT on the preferred answers takes their place: that base must first learn
@@ -124,6 +134,8 @@ def method_chosen(
     if wanted == RLHF:
         why = "rlhf was asked for: a reward model, then PPO; SFT first where the base model gives few valid answers"
         return MethodChoice("ppo", why, {"reward": AUTO})
+    if wanted == DISTIL:
+        return _distil(agent, prepare, need)
     if wanted == REWARD_MODEL:
         return _reward_model(agent, min_samples, source, base_model)
     if wanted == LINEAR:
@@ -136,20 +148,57 @@ def method_chosen(
         )
     if wanted != "auto":
         return MethodChoice(method_named(wanted).slug, f"{wanted} was asked for")
-    return (
+    chosen = (
         _of_feedback(agent, base_model, need, source)
         # ten thumbs and corrections are enough together, though no kind has ten of its own
         or (_of_feedback(agent, base_model, FEWEST_ROWS, source) if min_samples is None else None)
-        or _of_rewards(prepare("groups"), prepare("scores"), need)
+        or _of_rewards(prepare("scores"))
         or _of_prompts(prepare("prompts"), need)
-        or MethodChoice("dpo", NOTHING_TEACHES)
     )
+    if chosen is None:
+        return MethodChoice("dpo", NOTHING_TEACHES)
+    teacher = teacher_log(agent) if not source.get("source") else None
+    if teacher is None or teacher.answers < MANY_ANSWERS:
+        return chosen
+    also = f"{teacher.answers:,} unrated answers of {teacher.title} could teach it too: --method {DISTIL}"
+    return replace(chosen, reason=f"{chosen.reason}; {also}")
+
+
+MANY_ANSWERS = 300
+"""Unrated answers of one policy from which `auto` names `distil`."""
+
+
+def _distil(agent: str, prepare: Callable[[str], PreparedDataset | None], need: int) -> MethodChoice:
+    """SFT on one policy's unrated answers, and a preference method after it where ratings suffice for one."""
+    teacher = teacher_log(agent)
+    if teacher is None:
+        raise DatasetRefused(
+            f"agent {agent}: no answer of another policy is recorded that nobody rated, so nothing can be distilled; "
+            "record what your app's model answers, or take --method auto"
+        )
+    rules = RowRules(sources=EXAMPLE_SOURCES)
+    shown = _prepare(agent, "corrections", need, {"rules": rules})
+    rows = list(shown.rows()) if shown else []
+    own = sum(row["source"] == ANSWER for row in rows)
+    reason = f"distil: {own:,} unrated answers of {teacher.title}"
+    if beside := len(rows) - own:
+        reason += f" and {beside:,} that people wrote or liked"
+    hashes, traffic = {str(row["prompt_hash"]) for row in rows}, newest_prompts(agent)
+    share = coverage(recorded_prompts(agent, hashes | set(traffic)), hashes, traffic)
+    if share is not None:
+        reason += f"; they cover {100 * share:.0f} % of the clusters of the newest {len(traffic):,} prompts"
+    pairs, labels = _Pairs.of(prepare("pairs")), _Labels.of(prepare("labels"))
+    then = _of_pairs_and_singles(pairs, labels, _DemonstrationCounts())
+    if then is None or then.method not in PREFERENCE_FEEDBACK:
+        return MethodChoice("sft", reason, {"sources": DISTIL})
+    why = then.reason.removeprefix(f"auto took {then.method}: ")
+    return MethodChoice(then.method, f"{reason}; then {then.method}: {why}", {"start_from": DISTIL})
 
 
 NOTHING_TEACHES = "auto took dpo: no method has enough samples yet"
 
 
-def _of_feedback(agent: str, base_model: str, need: int, source: dict[str, Any]) -> MethodChoice | None:
+def _of_feedback(agent: str, base_model: str, need: int, source: dict[str, object]) -> MethodChoice | None:
     """The method of what people said and wrote; None where no kind of it has `need` rows."""
 
     def prepare(kind: str) -> PreparedDataset | None:
@@ -184,7 +233,7 @@ LINEAR_FEEDBACK = {"dpo": "pairs", "sft": "corrections"}
 
 
 def _reward_model(
-    agent: str, min_samples: int | None, source: dict[str, Any], base_model: str
+    agent: str, min_samples: int | None, source: dict[str, object], base_model: str
 ) -> MethodChoice:
     """A reward model's objective: pairwise where pairs hold a quarter of the judged responses, binary for thumbs,
     regression for scores, stars and rewards; and the better of a linear one and a score head where the base is a
@@ -343,12 +392,15 @@ FEWEST_PROMPTS = {CLOSED: 60, LISTED: 150, FIELDS: 60}
 """Prompts below which a linear policy finds too little of a rule. From 65 with one verdict each it gave 53 to 81 %
 liked answers in three made-up worlds (docs/decisions/29)."""
 
+FEWEST_BESIDE = 20
+"""Prompts below which no linear policy is trained beside a real base model."""
+
 PAIRS_AND_SCORES = "pairs_and_scores"
 """Feedback of pairs and of single answers together, which a classifier hears at once."""
 
 
 def _of_both(
-    prepare: Callable[[str], PreparedDataset | None], source: dict[str, Any]
+    prepare: Callable[[str], PreparedDataset | None], source: dict[str, object]
 ) -> PreparedDataset | None:
     """The pairs with the scores of answers that stand in none; None for files, and where one of both is missing."""
     if source.get("source") is not None:
@@ -363,11 +415,12 @@ def _of_preferred(
 ) -> MethodChoice | None:
     """SFT on the answers that were preferred or liked; None for wordings, for a choice, for too few of them, and for
     thumbs on a built-in agent, whose answers the base can write already: KTO hears what was disliked, too."""
-    if rows is None or not agent_served(agent).structured or (agent in AGENTS and like.method == "kto"):
+    served = agent_served(agent)
+    if rows is None or not served.structured or (agent in AGENTS and like.method == "kto"):
         return None
     train = list(rows.rows("train"))
     try:
-        prompts_teachable(train, agent_served(agent))
+        prompts_teachable(train, served)
     except LinearRefused:
         preferred = len(preferred_rows(train))
     else:
@@ -387,12 +440,7 @@ FEWEST_PREFERRED = 30
 """Prompts with a preferred or liked answer below which the bundled base is not shown these alone."""
 
 
-def _of_rewards(
-    groups: PreparedDataset | None, scores: PreparedDataset | None, need: int
-) -> MethodChoice | None:
-    if groups is not None:
-        count = f"{groups.counts['train']:,} prompts with responses of different reward"
-        return MethodChoice("grpo", f"auto took grpo on logged rewards: {count}", {"mode": "logged"})
+def _of_rewards(scores: PreparedDataset | None) -> MethodChoice | None:
     if scores is not None and len({row["score"] for row in scores.rows("train")}) > 1:
         count = f"{scores.counts['train']:,} scored responses, but neither pairs nor both good and bad ones"
         return MethodChoice("ppo", f"auto took rlhf: {count}", {"reward": AUTO})
@@ -416,11 +464,11 @@ def _of_prompts(prompts: PreparedDataset | None, need: int) -> MethodChoice | No
         return MethodChoice(
             "grpo", f"auto took grpo: {with_tests:,} prompts with tests", {"reward": "code_execution"}
         )
-    off = f"{with_tests:,} prompts with tests are for grpo, which needs ENABLE_CODE_EXECUTION=true (docs/rewards.md)"
+    off = f"{with_tests:,} prompts with tests are for grpo, with ENABLE_CODE_EXECUTION=true (docs/reward-reference.md)"
     return MethodChoice("dpo", f"auto took dpo: there are no ratings; {off}")
 
 
-EMPTY: tuple[Any, ...] = (None, "", [], {})
+EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 def _prepare(agent: str, kind: str, need: int, source: dict[str, Any]) -> PreparedDataset | None:

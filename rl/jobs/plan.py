@@ -1,44 +1,170 @@
-"""Plan of a training (--dry-run): its dataset, steps, minutes, memory, and the share of valid answers of the base."""
+"""Dataset, snapshot and row of a run, and the plan of a training (--dry-run): steps, minutes, memory."""
 
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
+from feedback.selectors import prompts_of_feedback
 from rl.agents import agent_resolve
-from rl.datasets import PreparedDataset
+from rl.datasets import PreparedDataset, prepare_training_dataset
+from rl.datasets.buffer import buffer_ids, feedback_take, run_feedback_resolve
 from rl.datasets.demonstrations import demonstration_rows
+from rl.datasets.examples import Replay
+from rl.datasets.feedback_types import Row
 from rl.datasets.gate_distance import distance_of_prepared
+from rl.datasets.reward_records import rewards_calculate
+from rl.datasets.rows import RowRules
 from rl.jobs import linear as linear_runs
-from rl.jobs.hardware import hardware_of
 from rl.jobs.lifecycle import TrainOrder, base_model_for, base_model_settle
 from rl.jobs.progress import HARDWARE, READING, ProgressCallback, phase_callback
-from rl.jobs.run_dataset import dataset_prepare, feedback_unlearnt
-from rl.jobs.run_recipe import recipe_for, recipe_sized, training_estimate, within_minutes
+from rl.jobs.run_recipe import recipe_for, recipe_sized, recipe_timed, training_estimate, within_minutes
 from rl.jobs.stages import stage_limits
 from rl.jobs.teachability import teachability_warning
-from rl.jobs.trainer import base_measured
-from rl.jobs.warm_start import recipe_opened
+from rl.jobs.trainer import base_measured, code_version, hardware_of, recipe_opened
+from rl.models import Snapshot, TrainingRun
 from rl.models.agent_definitions import agent_served
-from rl.recipes import BASE, Recipe, SFTRecipe
-from rl.reward_models.service import reward_model_valid
-from rl.rewards.catalogue import AUTO
+from rl.models.learning import learner_settings
+from rl.models.runs import LEARNER, RunRefused
+from rl.recipes import BASE, BasicRecipe, Recipe, SFTRecipe
+from rl.recipes.base import KEEP, AnswerRecipe
+from rl.recipes.methods import dataset_kind
+from rl.recipes.sft import FEEDBACK_SOURCES
+from rl.registry import service as registry
+from rl.reward_models.service import reward_model_valid, rewards_located
+from rl.rewards.answers import teaching_fault
+from rl.rewards.catalogue import AUTO, opened_in_training, rewards_named
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
     from rl.training.preflight import AnswerCheck
 
+TEACHING_ROWS = 200
+"""Prompts that rewards are computed on before a model is loaded."""
 
-def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[str, Any]:
+
+def run_register(order: TrainOrder, hardware: Hardware | None, phase: Callable[[str], None]) -> TrainingRun:
+    """The row of a run, with its dataset."""
+    config, recipe = recipe_for(order, hardware)
+    new = feedback_unlearnt(order)
+    dataset = dataset_prepare(order, recipe, new)
+    recipe, not_fitted = recipe_timed(order, recipe, dataset, hardware, phase)
+    run = TrainingRun.objects.create(
+        agent=order.agent,
+        result=order.initial_result | ({"not_fitted": not_fitted} if not_fitted else {}),
+        method=order.method,
+        asked_by=order.actor,
+        stage_of_id=order.stage_of,
+        snapshot=dataset.snapshot,
+        base_model=base_model_for(order),
+        config=config,
+        recipe=recipe.as_dict(),
+        seed=recipe.seed,
+        code_version=code_version(),
+        hardware=hardware.as_dict() if hardware is not None else {},
+        output=registry.home_relative(order.output) if order.output else "",
+    )
+    run_feedback_resolve(run, dataset, recipe, new)
+    return run
+
+
+def dataset_of_claimed(run: TrainingRun, order: TrainOrder, recipe: BasicRecipe) -> PreparedDataset:
+    """The dataset of a claimed run. A retrain of the online learner reads no more new feedback than its settings say,
+    and what decisions earned is calculated before it reads."""
+    put_off: set[uuid.UUID] = set()
+    if run.asked_by == LEARNER:
+        rewards_calculate(run.agent)
+        new = feedback_take(run, newest=learner_settings(run.agent).max_buffer_size)
+        put_off = set(buffer_ids(run.agent, but=run)).difference(new)
+    else:
+        takes = run.definition.policy and order.source == "db"
+        new = feedback_take(run) if takes else feedback_unlearnt(order)
+    prepared = dataset_prepare(order, recipe, new, put_off=put_off)
+    run_feedback_resolve(run, prepared, recipe, new)
+    return prepared
+
+
+def feedback_unlearnt(order: TrainOrder) -> list[uuid.UUID]:
+    """Feedback that a run of this order would learn from for the first time. A reward model takes none away, nor does
+    a stage, so they may read what a run at work has: that run may be the one whose stage it is."""
+    alone = order.definition.policy and order.stage_of is None
+    return buffer_ids(order.agent, at_work=alone) if order.source == "db" else []
+
+
+def dataset_prepare(
+    order: TrainOrder,
+    recipe: BasicRecipe,
+    new: Sequence[uuid.UUID],
+    *,
+    put_off: Collection[uuid.UUID] = (),
+    dry_run: bool = False,
+) -> PreparedDataset:
+    kind = dataset_kind(order.method, recipe.as_dict())
+    if kind == Snapshot.Kind.PAIRS_AND_SCORES and order.source != "db":
+        raise RunRefused(
+            f"feedback {kind} is read from recorded feedback only, found a file: import it "
+            f"(`import_feedback FILE --agent {order.agent}`), or take feedback pairs or scores"
+        )
+    replay = None
+    if recipe.replay_share < 1:
+        if order.source != "db":
+            raise RunRefused(
+                "replay_share applies to recorded feedback only; a file is trained on completely"
+            )
+        replay = Replay(recipe.replay_share, frozenset(prompts_of_feedback(new)))
+    dataset = prepare_training_dataset(
+        order.agent,
+        kind=kind,
+        source=order.feedback_file,
+        rules=row_rules(recipe),
+        min_samples=order.min_samples,
+        max_samples=order.max_samples,
+        put_off=put_off,
+        replay=replay,
+        dry_run=dry_run,
+    )
+    if order.definition.rewarded:
+        teaching_check(recipe.as_dict(), list(islice(dataset.rows("train"), TEACHING_ROWS)), order.agent)
+    return dataset
+
+
+def row_rules(recipe: BasicRecipe) -> RowRules:
+    """How a recipe asks for evidence to become rows."""
+    return RowRules(
+        reward_threshold=recipe.as_dict().get("reward_threshold") or None,
+        sources=tuple(recipe.source_names) if isinstance(recipe, SFTRecipe) else FEEDBACK_SOURCES,
+        implied=bool(recipe.as_dict().get("implied_pairs")),
+        keep_reasoning=isinstance(recipe, AnswerRecipe) and recipe.reasoning == KEEP,
+    )
+
+
+def teaching_check(knobs: Mapping[str, Any], rows: Sequence[Row], agent: str) -> None:
+    """Raises RunRefused for rewards that cannot tell one valid answer from another on any of the prompts.
+
+    knobs: of the recipe, `reward` and `allow_constant_reward` among them.
+    """
+    specs = [spec.strip() for spec in str(knobs["reward"]).split(",") if spec.strip()]
+    if any(opened_in_training(spec) for spec in specs):
+        return  # what a trained model says is only known with the model
+    located = rewards_located(",".join(specs), agent).split(",")
+    functions = rewards_named(located, code_execution=settings.ENABLE_CODE_EXECUTION)
+    fault, may_insist = teaching_fault(functions, rows, agent)
+    if fault and not (may_insist and knobs["allow_constant_reward"]):
+        raise RunRefused(fault)
+
+
+def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[str, object]:
     """Plan of what `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe,
     and the share of valid answers of the base. `progress` is told the phases. Raises what refuses, as `train` does."""
     phase = phase_callback(progress)
     phase(HARDWARE)
-    hardware = hardware_of(order.method)
+    hardware = hardware_of(order.definition)
     config, recipe = recipe_for(order, hardware)
     order = base_model_settle(order, phase)
     phase(READING)
@@ -72,7 +198,7 @@ def _adapter_plan(
     prepared: PreparedDataset,
     hardware: Hardware,
     phase: Callable[[str], None],
-) -> tuple[Recipe, dict[str, Any]]:
+) -> tuple[Recipe, dict[str, object]]:
     """The recipe within its minutes, with the cost of training an adapter by it, whether it would teach, and whether
     the base's answers are valid."""
     from rl.training import preflight
@@ -102,12 +228,11 @@ def _adapter_plan(
         recipe = fitted.recipe
         read = dataclasses.replace(recipe, epochs=max(recipe.epochs, 1.0))  # some of the rows, once each
         expected = training_estimate(order, read, rows[: fitted.rows], hardware, base)
-    tries = max(1, int(recipe.as_dict().get("search", 0)))  # each takes about as long
     return recipe, {
         "samples": {**prepared.counts, **samples},
         "left_out": dict(Counter(prepared.left_out) + Counter(left_out)),
-        "estimated_steps": expected.steps * tries,
-        "estimated_minutes": expected.minutes * tries,
+        "estimated_steps": expected.steps,
+        "estimated_minutes": expected.minutes,
         "estimated_memory_gb": expected.memory_gb,
         "not_fitted": fitted.note,
         "stages": _stages(recipe, order.agent, base_model, look),

@@ -15,7 +15,7 @@ from pathlib import Path
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from backend.pace import Pace
+from backend.command import Pace
 from rl.models import RunMetric, TrainingRun
 
 logger = logging.getLogger("rl.jobs.progress")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.db import transaction
 
-from rl.checksums import file_sum
+from rl import artifacts
+from rl.checksums import file_sum, sums_check, sums_write
 from rl.datasets.gate_distance import distance_of_snapshot
 from rl.jobs.lifecycle import run_epochs, run_finish
 from rl.jobs.stages import stages_of
@@ -16,7 +17,6 @@ from rl.jobs.teachability import teachability_warning
 from rl.models import Policy, RewardModelVersion, TrainingRun
 from rl.models.runs import run_folder
 from rl.recipes import Recipe
-from rl.recipes.methods import method_named
 from rl.registry import service as registry
 from rl.registry.incumbents import incumbent_sync
 from rl.registry.integrity import weights_name
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rl.training.result import TrainResult
 
 
-RESOLVED_KNOBS = ("sft_weight", "learning_rate", "epochs", "min_steps", "beta")
-"""Knobs that a training settles: by what the base answers, and by a search over recipes."""
+RESOLVED_KNOBS = ("sft_weight", "epochs", "min_steps")
+"""Knobs that a training settles."""
 
 
 def result_persist(run: TrainingRun, result: TrainResult) -> None:
@@ -60,7 +60,7 @@ def run_warning(run: TrainingRun) -> str:
     """Reason why a run with its dataset teaches nothing, or little; empty where nothing speaks against it."""
     if run.snapshot is None:
         return ""
-    recipe = method_named(run.method).recipe.from_dict(run.recipe)
+    recipe = run.definition.recipe.from_dict(run.recipe)
     if not isinstance(recipe, Recipe):
         return ""  # what makes no steps says so by its own figures
     return teachability_warning(recipe, run.snapshot.counts.get("train", 0), run.snapshot.kind)
@@ -82,6 +82,8 @@ def policy_publish(run: TrainingRun, result: TrainResult, *, actor: str) -> Poli
     shutil.rmtree(half, ignore_errors=True)
     half.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(result.checkpoint, half)
+    sums_check(half, "train again")
+    sums_write(half)
     if run.output and home.exists():
         shutil.copytree(half, home, dirs_exist_ok=True)
         shutil.rmtree(half)
@@ -89,7 +91,8 @@ def policy_publish(run: TrainingRun, result: TrainResult, *, actor: str) -> Poli
         shutil.rmtree(home, ignore_errors=True)
         half.rename(home)
     result.checkpoint = str(home)
-    kind = Policy.Kind.ADAPTER if method_named(run.method).adapter else Policy.Kind.LINEAR
+    kind = Policy.Kind.ADAPTER if run.definition.adapter else Policy.Kind.LINEAR
+    artifacts.put(home)
     result.save(run_folder(run) / "result.json")
     incumbent_sync(run.agent)  # the policy is a child of the champion, which may be the app's own model
     with transaction.atomic():
@@ -124,14 +127,13 @@ def figures_of(run: TrainingRun, result: TrainResult) -> dict[str, Any]:
             **({"preflight": result.preflight} if result.preflight else {}),
             **({"stopped_early": result.stopped_early} if result.stopped_early else {}),
             **({"best_step": result.best_step} if result.best_step else {}),
-            **({"search": result.search} if result.search else {}),
         },
     }
 
 
 def train_report(
     run: TrainingRun, result: TrainResult, policy: Policy | None, judge: RewardModelVersion | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     snapshot = run.snapshot
     distance = distance_of_snapshot(snapshot) if snapshot else None
     return {
@@ -161,7 +163,6 @@ def train_report(
         "evidence": distance.as_dict() if distance else None,
         "stopped_early": result.stopped_early,
         "best_step": result.best_step,
-        "search": result.search,
         "epochs": [str(folder) for folder in run_epochs(run)],
         "files": {
             "result": str(run_folder(run) / "result.json"),

@@ -1,30 +1,48 @@
-"""Recipe of a training: preset, operator's file and the order's knobs, fitted to agent, method and machine."""
+"""Recipe of a training: preset, operator's file and the order's knobs, fitted to agent, method and machine.
+
+Peak memory comes from the base model's files alone, with no torch and nothing loaded. `train_<method> --dry-run`
+measures the activations; here they come from the architecture's shape at full length, which is an upper bound.
+"""
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
 from rl.agents import agent_resolve
-from rl.bundled_models import BUNDLED
+from rl.bundled_models import BUNDLED, resolve_base_model
 from rl.datasets import PreparedDataset
 from rl.datasets.feedback_types import Row
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for
-from rl.jobs.memory_estimate import base_parameters, memory_at_most
 from rl.jobs.method_selection import REWARD_MODEL, method_chosen
 from rl.jobs.stages import SFT_SHARE, STAGE_SHARE
-from rl.jobs.trainer import base_measured, import_reference
-from rl.jobs.warm_start import start_resolved
+from rl.jobs.trainer import base_measured, import_reference, start_resolved
 from rl.models.agent_definitions import agent_served
-from rl.models.runs import RunRefused
-from rl.recipes import SFT_STAGE, Recipe, RewardModelRecipe, recipe_named
+from rl.recipes import STAGE_STARTS, Recipe, recipe_named
 from rl.recipes.base import AnswerRecipe, BasicRecipe
-from rl.recipes.fit import MINUTES, MinutesFit, Speed, Workload, minutes_fitted, recipe_fitted
+from rl.recipes.fit import (
+    FLOAT32_BYTES,
+    MINUTES,
+    NF4_BYTES,
+    SMALL,
+    MinutesFit,
+    ModelShape,
+    Speed,
+    Workload,
+    kept_at_most,
+    memory_of,
+    minutes_fitted,
+    recipe_fitted,
+)
 from rl.recipes.linear import LinearRecipe
-from rl.recipes.methods import METHODS, method_named
 from rl.reward_models.service import rewards_located
 from rl.rewards.catalogue import AUTO
 
@@ -33,19 +51,64 @@ if TYPE_CHECKING:
     from rl.training.hardware import Hardware
     from rl.training.profiler import MeasuredBase
 
-WHOLE_RATE = 0.1
-"""Learning rate of full fine-tuning by a preset's, which is LoRA's: the best rates differ by about ten (Schulman et al.
-2025, "LoRA Without Regret")."""
 
-MOST_OF_MEMORY = 0.9
-"""Share of a machine's memory that a training may take."""
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Gigabytes at the peak, None where the base model is not on this machine, and how they were worked out."""
+
+    gb: float | None
+    source: str
+
+
+def memory_at_most(base_model: str, recipe: Recipe, sides: int) -> MemoryEstimate:
+    """Memory of a run of this recipe; `sides` are the responses of one row that are computed together."""
+    folder = base_folder(base_model)
+    if folder is None:
+        return MemoryEstimate(
+            None, f"{base_model} is not on this machine; `train_... --dry-run` downloads and measures it"
+        )
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    shape = ModelShape.of(config, sum(_parameters(file) for file in folder.glob("*.safetensors")))
+    knobs = recipe.as_dict()
+    responses = sides * int(knobs.get("mini_batch_size") or recipe.batch_size)
+    memory = memory_of(
+        shape,
+        recipe,
+        size=NF4_BYTES if recipe.quantization == "4bit" else FLOAT32_BYTES,
+        kept=kept_at_most(shape, recipe, responses, FLOAT32_BYTES, sparing=recipe.gradient_checkpointing),
+    )
+    tokens = f"{responses * recipe.max_length:,} tokens"
+    return MemoryEstimate(round(memory.gb, 2), f"at most: {memory.words()}, at full length ({tokens})")
+
+
+def base_parameters(base_model: str) -> int | None:
+    """Parameters of a base model, read from the headers of its files; None where it is not on this machine."""
+    folder = base_folder(base_model)
+    return sum(_parameters(file) for file in folder.glob("*.safetensors")) if folder is not None else None
+
+
+def base_folder(base_model: str) -> Path | None:
+    """The folder of a base model that is here: the bundled one, a path, or the newest snapshot in the hub's cache."""
+    given = Path(resolve_base_model(base_model)).expanduser()
+    if (given / "config.json").is_file():
+        return given
+    hub = settings.HF_HUB_CACHE / f"models--{base_model.replace('/', '--')}" / "snapshots"
+    found = sorted(hub.glob("*/config.json"), key=lambda path: -path.stat().st_mtime)
+    return next((path.parent for path in found if any(path.parent.glob("*.safetensors"))), None)
+
+
+def _parameters(file: Path) -> int:
+    """Numbers in a safetensors file, by its header."""
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, BasicRecipe]:
     """The preset's name and the recipe: preset, then the RATCHET_CONFIG file, then the order's own knobs. hardware:
     None for a method that trains no adapter."""
-    preset = hardware.preset if hardware is not None else "default"
-    name = order.config or method_named(order.method).preset(preset)
+    name = order.config or order.definition.preset(_preset(order, hardware))
     configuration = settings.RATCHET_CONFIG.get(order.method) or {}
     knobs = dict(order.knobs)
     if "epochs" in knobs or "epochs" in configuration:
@@ -58,19 +121,19 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Basic
     if isinstance(recipe, LinearRecipe):
         return name, linear_runs.feedback_resolved(order, recipe)
     assert isinstance(recipe, Recipe)
-    if method_named(order.method).rewarded:
+    if order.definition.rewarded:
         rewards_located(
             recipe.as_dict()["reward"], order.agent
         )  # refused now rather than when the run has begun
-    recipe = start_resolved(order, recipe)
-    if (
-        recipe.whole
-        and hardware is not None
-        and not (isinstance(recipe, RewardModelRecipe) and recipe.is_linear)
-    ):
-        recipe = _with_whole_rates(recipe, {*knobs, *configuration})
-        _memory_check(order, recipe, hardware)
-    return name, recipe
+    return name, start_resolved(order, recipe)
+
+
+def _preset(order: TrainOrder, hardware: Hardware | None) -> str:
+    """The machine's preset; `cpu` for a small base model on any machine."""
+    if hardware is None:
+        return "default"
+    parameters = base_parameters(base_model_for(order)) if hardware.device != "cpu" else None
+    return "cpu" if parameters is not None and parameters < SMALL else hardware.preset
 
 
 GENERAL_WEIGHT = 1.0
@@ -108,7 +171,7 @@ def recipe_sized(
     base_model = base_model_for(order)
     named = {*order.knobs, *(settings.RATCHET_CONFIG.get(order.method) or {})}
     device = device or (hardware.device if hardware is not None else "")
-    parameters = base_parameters(base_model) if device == "cpu" and base_model != BUNDLED else None
+    parameters = base_parameters(base_model) if device and base_model != BUNDLED else None
     if parameters is None or order.config or not isinstance(recipe, Recipe) or not rows:
         return recipe.fit_to_rows(rows)
     sizes = [_bytes(row) for row in dataset.rows("train")]
@@ -117,8 +180,9 @@ def recipe_sized(
         tokens=sum(sizes) / len(sizes) / TOKEN_BYTES + TURN_TOKENS,
         longest=round(max(sizes) / SHORT_TOKEN_BYTES) + TURN_TOKENS,
         parameters=parameters,
+        device=device,
     )
-    if not {"epochs", "max_steps", "minutes"} & named:
+    if device == "cpu" and not {"epochs", "max_steps", "minutes"} & named:
         recipe = recipe.with_knobs(minutes=MINUTES)
     if "epochs" in named:
         named.add("min_steps")
@@ -127,12 +191,10 @@ def recipe_sized(
 
 def _bytes(row: Row) -> int:
     """Bytes of all text of a row: its prompt and its responses."""
-    return sum(
-        _text_bytes(row.get(part)) for part in ("prompt", "completion", "chosen", "rejected", "completions")
-    )
+    return sum(_text_bytes(row.get(part)) for part in ("prompt", "completion", "chosen", "rejected"))
 
 
-def _text_bytes(said: Any) -> int:
+def _text_bytes(said: object) -> int:
     if isinstance(said, str):
         return len(said.encode())
     if isinstance(said, Mapping):
@@ -145,17 +207,16 @@ def within_minutes(recipe: Recipe, rows: int, speed: Speed) -> MinutesFit:
     if not recipe.minutes or recipe.max_steps > 0 or not speed.step_s:
         return MinutesFit(recipe, recipe.steps(rows), rows)
     knobs = recipe.as_dict()
-    tries = max(1, int(knobs.get("search", 0)))
     own = 1 - 2 * STAGE_SHARE if AUTO in str(knobs.get("reward", "")).split(",") else 1.0
-    own = 1 - SFT_SHARE if knobs.get("start_from") == SFT_STAGE else own
-    return minutes_fitted(recipe, rows, own * recipe.minutes / tries, speed)
+    own = 1 - SFT_SHARE if knobs.get("start_from") in STAGE_STARTS else own
+    return minutes_fitted(recipe, rows, own * recipe.minutes, speed)
 
 
 def training_estimate(
     order: TrainOrder, recipe: Recipe, rows: Sequence[Row], hardware: Hardware, base: MeasuredBase
 ) -> Estimate:
     """Steps, minutes and memory of a training by the estimate of its method, and its measured speed."""
-    method = method_named(order.method)
+    method = order.definition
     sampled = {"agent": order.agent} if method.kind == "prompts" else {}
     with agent_resolve(agent_served(order.agent)):
         expected: Estimate = import_reference(order.method, method.estimate)(
@@ -190,36 +251,6 @@ def _judge_knobs(order: TrainOrder, named: Collection[str]) -> dict[str, Any]:
         order.agent, REWARD_MODEL, base_model=base_model_for(order), **order.feedback_source
     )
     return {knob: value for knob, value in chosen.knobs.items() if knob not in named}
-
-
-RATES = ("learning_rate", "value_learning_rate", "warm_up_learning_rate")
-"""Knobs that are learning rates of weights; 0 stands for the first."""
-
-
-def _with_whole_rates(recipe: Recipe, named: Collection[str]) -> Recipe:
-    """The recipe with learning rates of full fine-tuning in place of a preset's, but those somebody named."""
-    rates = {knob: rate for knob, rate in recipe.as_dict().items() if knob in RATES and knob not in named}
-    return recipe.with_knobs(**{knob: rate * WHOLE_RATE for knob, rate in rates.items()})
-
-
-def _memory_check(order: TrainOrder, recipe: Recipe, hardware: Hardware) -> None:
-    """Raises RunRefused for full fine-tuning of a base model that the machine has no memory for, one row at a time."""
-    base_model = base_model_for(order)
-    sides = 2 if METHODS[order.method].kind in ("pairs", "labels") else 1
-    needed = memory_at_most(base_model, recipe, sides, least=True)
-    if needed.gb is not None and needed.gb > MOST_OF_MEMORY * hardware.memory_gb:
-        raise RunRefused(
-            f"--lora-r 0 trains every weight of {base_model}, which takes {needed.gb:g} GB ({needed.source}); this "
-            f"machine has {hardware.memory_gb:g} GB, of which a tenth is left to others. Train a LoRA adapter "
-            f"(--lora-r 16), or a smaller base model{_value_shared(recipe)}"
-        )
-
-
-def _value_shared(recipe: Recipe) -> str:
-    """Advice where a value of its own takes a second copy of the weights; empty where none does."""
-    if recipe.trained_copies == 1:
-        return ""
-    return "; --set value_backbone=shared saves the second trained copy, that of the value"
 
 
 def _with_lengths(recipe: BasicRecipe, agent: str, named: Collection[str]) -> BasicRecipe:

@@ -18,21 +18,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rl.agents.random_answers import draw_answers
 from rl.datasets import DatasetRefused, prepare_training_dataset
+from rl.datasets.demonstrations import draw_answers
 from rl.datasets.feedback_types import Row
 from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import LINEAR, REWARD_MODEL, linear_beside, method_chosen
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
-from rl.recipes import BASE, DATASET_CONFIG, FORM, SFT_STAGE
-from rl.recipes.methods import method_named
+from rl.recipes import BASE, DATASET_CONFIG, DISTIL, FORM, STAGE_STARTS
 from rl.reward_models.service import (
     ranking_text,
     ranks_above_chance,
     reward_base_model,
-    reward_model_champion,
     reward_model_judge,
     reward_model_valid,
 )
@@ -67,7 +65,7 @@ class StageRunner:
 
     enter: Callable[[TrainOrder], TrainingRun]
     """Creates the stage's row, with its dataset."""
-    train: Callable[[TrainingRun], dict[str, Any]]
+    train: Callable[[TrainingRun], Mapping[str, object]]
     """Claims and trains it, or resumes it; returns the training report."""
 
 
@@ -81,7 +79,7 @@ class StageStopped(Exception):
         self.cancelled = stage.cancel_requested
 
 
-def stage_limits(knobs: Mapping[str, Any], share: float = STAGE_SHARE) -> dict[str, Any]:
+def stage_limits(knobs: Mapping[str, Any], share: float = STAGE_SHARE) -> dict[str, object]:
     """Limits of a stage by its run's knobs: the same steps, and a `share` of the minutes."""
     limits: dict[str, Any] = {}
     if (steps := knobs.get("max_steps")) is not None and int(steps) > 0:
@@ -91,7 +89,7 @@ def stage_limits(knobs: Mapping[str, Any], share: float = STAGE_SHARE) -> dict[s
     return limits
 
 
-def stages_of(run: TrainingRun) -> list[dict[str, Any]]:
+def stages_of(run: TrainingRun) -> list[dict[str, object]]:
     """A run's stages in order, as reports, the API and pages show them."""
     return [
         {
@@ -140,17 +138,15 @@ def _trained(run: TrainingRun, runner: StageRunner, wanted: TrainingRun | TrainO
     return stage
 
 
-def _settle(run: TrainingRun, note: str, **knobs: Any) -> None:
+def _settle(run: TrainingRun, note: str, **knobs: object) -> None:
     """Stores knobs that a stage decided, with the reason."""
     run.recipe = {**run.recipe, **knobs}
     run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), note)))}
     run.save(update_fields=["recipe", "result"])
 
 
-def _sft_order(run: TrainingRun, share: float, reason: str, **knobs: Any) -> TrainOrder:
-    # A run continues a LoRA with a LoRA, and whole weights with whole weights.
-    whole = {"lora_r": 0} if run.recipe.get("lora_r") == 0 else {}
-    knobs |= {"start_from": BASE, **stage_limits(run.recipe, share), **whole}
+def _sft_order(run: TrainingRun, share: float, reason: str, **knobs: object) -> TrainOrder:
+    knobs |= {"start_from": BASE, **stage_limits(run.recipe, share)}
     return TrainOrder(run.agent, SFT, base_model=run.base_model, knobs=knobs, reason=reason)
 
 
@@ -161,7 +157,7 @@ def linear_stage_run(run: TrainingRun, runner: StageRunner) -> None:
     """Train the linear policy beside a run of `auto`; feedback that teaches none stops nothing. Raises StageStopped."""
     try:
         stage: TrainingRun | TrainOrder | None = _started(run, LINEAR)
-        if stage is None and (beside := linear_beside(run.agent)) is not None:
+        if stage is None and (beside := linear_beside(run.agent, run.base_model)) is not None:
             stage = TrainOrder(run.agent, LINEAR, knobs=beside.knobs, reason=beside.reason)
         if stage is not None:
             _trained(run, runner, stage)
@@ -170,12 +166,15 @@ def linear_stage_run(run: TrainingRun, runner: StageRunner) -> None:
 
 
 def start_stage_run(run: TrainingRun, runner: StageRunner) -> None:
-    """Train SFT on what people wrote and liked, if the run starts from that. Raises StageStopped, and what training
-    raises."""
-    if run.recipe.get("start_from") != SFT_STAGE:
+    """Train SFT on what people wrote and liked, or on one policy's answers, if the run starts from that. Raises
+    StageStopped, and what training raises."""
+    start = str(run.recipe.get("start_from"))
+    if start not in STAGE_STARTS:
         return
-    reason = f"first stage of run {run.pk}: what people wrote and liked"
-    stage = _trained(run, runner, _started(run, SFT) or _sft_order(run, SFT_SHARE, reason))
+    shown = "one policy's unrated answers" if start == DISTIL else "what people wrote and liked"
+    reason = f"first stage of run {run.pk}: {shown}"
+    order = _started(run, SFT) or _sft_order(run, SFT_SHARE, reason, **STAGE_STARTS[start])
+    stage = _trained(run, runner, order)
     note = f"run {stage.pk} (sft) came first; this run starts from {stage.policy.name}"
     _settle(run, note, start_from=stage.policy.name)
 
@@ -194,7 +193,7 @@ def form_stage_run(run: TrainingRun, look: Callable[[], AnswerCheck | None], run
     """
     if run.recipe.get("start_from", BASE) != BASE or run.recipe.get("allow_constant_reward"):
         return
-    has_form = method_named(run.method).recipe.from_dict(run.recipe).constrains
+    has_form = run.definition.recipe.from_dict(run.recipe).constrains
     wanted: TrainingRun | TrainOrder | None = _started(run, SFT)
     if wanted is None:
         before = look()
@@ -296,28 +295,29 @@ def reward_model_resolve(run: TrainingRun, runner: StageRunner) -> RewardModelVe
         stage = _trained(run, runner, stage)
         made = RewardModelVersion.objects.get(run=stage)
         if not made.ranking:  # The process was killed between training and evaluation.
-            reward_model_judge(made, actor=f"run {run.pk}")
+            reward_model_judge(made)
             memory_release()
-        version = reward_model_champion(run.agent)
-    if version is None or not ranks_above_chance(version.ranking):
-        raise RunRefused(_coin(run, version))
+        if not ranks_above_chance(made.ranking):
+            raise RunRefused(_coin(run, made))
+        version = made
     reward = ",".join(f"{MODEL}{version.name}" if spec == AUTO else spec for spec in _specs(run))
     _settle(run, f"reward auto: {version.name}, which {ranking_text(version.ranking)}", reward=reward)
     return version
 
 
-def _coin(run: TrainingRun, found: RewardModelVersion | None) -> str:
+def _coin(run: TrainingRun, found: RewardModelVersion) -> str:
     """Why there is no reward to learn from, and what to do."""
-    newest = found or RewardModelVersion.objects.filter(agent=run.agent).order_by("-pk").first()
-    finding = f"{newest.name} {ranking_text(newest.ranking)}" if newest else "no reward model is trained"
     return (
-        f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than chance ({finding}; "
+        f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than chance ({found.name} "
+        f"{ranking_text(found.ranking)}; "
         f"the 95 % interval must lie above 50 %): rate more at /rate/?agent={run.agent}, or learn from the "
         "ratings directly with --method auto"
     )
 
 
-def reward_model_order(agent: str, base_model: str, *, knobs: Mapping[str, Any] | None = None) -> TrainOrder:
+def reward_model_order(
+    agent: str, base_model: str, *, knobs: Mapping[str, object] | None = None
+) -> TrainOrder:
     """Order of a reward model for a policy on `base_model`, by the objective that fits the feedback. knobs: limits."""
     base = reward_base_model(base_model)
     chosen = method_chosen(agent, REWARD_MODEL, base_model=base)

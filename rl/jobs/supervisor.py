@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import psutil
 from django.conf import settings
 
 from backend.installation import PROGRAM, command_arguments
-from rl.jobs.child_process import dies_with_parent
 
 logger = logging.getLogger("rl.jobs.supervisor")
 
@@ -32,8 +31,33 @@ WEB_THREADS = 256
 """Requests one web process has in hand at once: most of them wait for a model. A thread begins when it is needed."""
 PAUSE_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Before a process that died is started again, by how often it died in a row."""
+BOOT_S = 300.0
+"""A cluster that has not all of its processes after so long is replaced: on a busy machine they take minutes."""
 STEADY_S = 60.0
 """A process that lived for so long starts over in PAUSE_S."""
+SPAWN_S = 0.3
+"""A cluster starts its three processes within this time. It replaces a dead one half a second later at the earliest."""
+
+PR_SET_PDEATHSIG = 1
+
+
+def dies_with_parent() -> Callable[[], None] | None:
+    """Function for a child to call before it becomes its program, so that the kernel sends it TERM when its
+    parent dies.
+
+    Linux has it; elsewhere None, and a child outlives a parent that was killed.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def ask() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return ask
 
 
 @dataclass
@@ -42,10 +66,8 @@ class Service:
 
     name: str
     command: list[str]
-    at_once: bool = False
-    """Ended by KILL: a cluster told to stop waits for its training to end, and loses nothing when it does not."""
     process: subprocess.Popen[bytes] | None = None
-    started_at: float = 0.0
+    started: float = 0.0
     deaths: int = 0
     again_at: float = 0.0
 
@@ -71,6 +93,39 @@ class Service:
             self.process, self.deaths, self.again_at = None, self.deaths + 1, now + pause
         if self.process is None and now >= self.again_at:
             self.start()
+
+
+@dataclass
+class Cluster(Service):
+    """A cluster of django-q2: a sentinel that starts a worker, a monitor and a pusher, in this order.
+
+    Worker and monitor hold the lock of their queue while they wait. Killed, they keep it, and whoever the sentinel
+    starts in their place waits for ever. So the whole cluster is killed and started again. The pusher holds none.
+    """
+
+    readers: list[psutil.Process] = field(default_factory=list)
+    """Its first worker and monitor."""
+
+    def start(self) -> None:
+        self.readers = []
+        super().start()
+
+    def check(self) -> None:
+        if self.process is not None and self.process.poll() is None and self._reader_lost(self.process.pid):
+            logger.warning("%s lost a process, and all of its processes are replaced", self.name)
+            _signal_group(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        super().check()
+
+    def _reader_lost(self, pid: int) -> bool:
+        if not self.readers:
+            crew = cluster_crew(pid)
+            if len(crew) < 3:
+                return time.monotonic() - self.started > BOOT_S
+            if crew[-1].create_time() - crew[0].create_time() > SPAWN_S:
+                return True  # one was replaced before the first look
+            self.readers = crew[:2]
+        return not all(map(_lives, self.readers))
 
 
 class PortTaken(ValueError):
@@ -106,7 +161,7 @@ def services(
     port: int, host: str, web_workers: int, every_s: float, web_threads: int = WEB_THREADS
 ) -> list[Service]:
     """gunicorn, the cluster that does what is short, the cluster that trains, and the clock."""
-    python, cluster = sys.executable, command_arguments("qcluster")
+    python, cluster = sys.executable, [sys.executable, *command_arguments("qcluster")]
     return [
         Service(
             "web",
@@ -130,16 +185,14 @@ def services(
                 "warning",
             ],
         ),
-        Service("workers", [python, *cluster], at_once=True),
-        Service("training", ["/usr/bin/env", "Q_CLUSTER_NAME=training", python, *cluster], at_once=True),
+        Cluster("workers", cluster),
+        Cluster("training", ["/usr/bin/env", "Q_CLUSTER_NAME=training", *cluster]),
         Service("clock", [python, *command_arguments("online_learner", "watch", "--every", str(every_s))]),
     ]
 
 
 def supervise(running: list[Service], stop: Callable[[], bool]) -> None:
     """Keep the services running until `stop()`; then end them and everything they started."""
-    # counts of processes that are long gone
-    shutil.rmtree(settings.PROMETHEUS_MULTIPROC_DIR, ignore_errors=True)
     try:
         while not stop():
             for service in running:
@@ -160,7 +213,9 @@ def _end(running: list[Service]) -> None:
         for child in children:
             if _ignore_ended(partial(os.getpgid, child.pid)) != service.process.pid:
                 _ignore_ended(child.terminate)
-        _signal_group(service.process.pid, signal.SIGKILL if service.at_once else signal.SIGTERM)
+        # a cluster told to stop waits for its training to end, and loses nothing when it does not
+        number = signal.SIGKILL if isinstance(service, Cluster) else signal.SIGTERM
+        _signal_group(service.process.pid, number)
     deadline = time.monotonic() + STOP_S
     while time.monotonic() < deadline:
         served = [service.process for service in running if service.process is not None]
@@ -173,6 +228,14 @@ def _end(running: list[Service]) -> None:
     for process in filter(_lives, processes):
         logger.warning("process %s did not end in %g s and is killed", process.pid, STOP_S)
         _ignore_ended(process.kill)
+
+
+def cluster_crew(pid: int) -> list[psutil.Process]:
+    """Worker, monitor and pusher of the cluster with this process id, those that live, the oldest first."""
+    family = _children(pid)
+    sentinels = {process.pid for process in family if _ignore_ended(process.ppid) == pid}
+    crew = [process for process in family if _ignore_ended(process.ppid) in sentinels and _lives(process)]
+    return sorted(crew, key=lambda process: (process.create_time(), process.pid))
 
 
 def _children(pid: int) -> list[psutil.Process]:
@@ -191,7 +254,7 @@ def _ignore_ended(act: Callable[[], object]) -> object:
 
 
 def _lives(process: psutil.Process) -> bool:
-    return bool(_ignore_ended(lambda: process.status() != psutil.STATUS_ZOMBIE))
+    return process.is_running() and bool(_ignore_ended(lambda: process.status() != psutil.STATUS_ZOMBIE))
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

@@ -48,7 +48,7 @@ def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
     steps = optimiser_steps(recipe, rows)
     subject = "how it scores answers" if isinstance(recipe, RewardModelRecipe) else "what the policy answers"
     knobs = recipe.as_dict()
-    scale = 1.0 if recipe.whole else float(knobs["lora_alpha"]) / float(knobs["lora_r"])
+    scale = float(knobs["lora_alpha"]) / float(knobs["lora_r"])
     moved = rate_sum(recipe, steps) * scale
     amount = f"{rows:,} {kind} and {steps:,} optimiser step{'' if steps == 1 else 's'}"
     if moved < STILL:

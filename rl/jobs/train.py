@@ -15,16 +15,17 @@ from rl.datasets import DatasetRefused
 from rl.datasets.buffer import feedback_release, run_rewards_resolve
 from rl.datasets.reward_records import RewardsRefused
 from rl.jobs import linear as linear_runs
-from rl.jobs.hardware import code_version, hardware_of
 from rl.jobs.lifecycle import (
     MAX_ATTEMPTS,
     TrainOrder,
     base_model_for,
     base_model_settle,
+    order_of_queued,
     run_claim,
     run_finish,
     run_interrupt,
 )
+from rl.jobs.plan import dataset_of_claimed, run_register
 from rl.jobs.progress import (
     HARDWARE,
     READING,
@@ -37,7 +38,6 @@ from rl.jobs.progress import (
     stop_signals,
 )
 from rl.jobs.results import figures_of, policy_publish, result_persist, run_warning, train_report
-from rl.jobs.run_dataset import dataset_of_claimed, run_register
 from rl.jobs.run_recipe import recipe_for, recipe_timed
 from rl.jobs.stages import (
     StageRunner,
@@ -48,10 +48,11 @@ from rl.jobs.stages import (
     start_stage_run,
     waits_for_reward_model,
 )
-from rl.jobs.trainer import answers_of_base, trainer_run
+from rl.jobs.trainer import answers_of_base, code_version, hardware_of, trainer_run
 from rl.models import TrainingRun
 from rl.models.runs import RunRefused, run_folder
 from rl.recipes import RecipeError
+from rl.recipes.base import Method
 from rl.recipes.methods import method_named
 from rl.registry.service import RegistryRefused
 from rl.reward_models.service import (
@@ -92,7 +93,7 @@ def train(
     may teach nothing.
     """
     phase_callback(progress)(HARDWARE)
-    hardware = hardware_of(order.method)
+    hardware = hardware_of(order.definition)
     with _launch_of(hardware) as launch:
         if hardware is not None and not launch.first:
             _train_follower(launch, hardware)
@@ -105,7 +106,7 @@ def train(
         return _run_claimed(run_claim(run.pk), hardware, progress, launch, actor=order.actor)
 
 
-def train_queued(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, Any]:
+def train_queued(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, object]:
     """Train a run that `run_enqueue` entered. What refuses it is raised, and stands as the run's reason."""
     return _train_entered(run_id, progress, actor=actor, resume=False)
 
@@ -117,10 +118,10 @@ def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor
 
 def _train_entered(
     run_id: int, progress: ProgressCallback | None, *, actor: str, resume: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     phase_callback(progress)(HARDWARE)
     hardware = hardware_of(
-        TrainingRun.objects.filter(pk=run_id).values_list("method", flat=True).first() or "dpo"
+        method_named(TrainingRun.objects.filter(pk=run_id).values_list("method", flat=True).first() or "dpo")
     )
     with _launch_of(hardware) as launch:
         if hardware is not None and not launch.first:
@@ -164,8 +165,7 @@ def _settle(run: TrainingRun, hardware: Hardware | None, phase: Callable[[str], 
     left alone."""
     try:
         if run.snapshot is None:
-            order = TrainOrder(run.agent, run.method, run.config or None, run.base_model, run.recipe)
-            order = base_model_settle(order, phase)
+            order = base_model_settle(order_of_queued(run), phase)
             run.base_model = base_model_for(order)
             run.config, recipe = recipe_for(order, hardware)
             dataset = dataset_of_claimed(run, order, recipe)
@@ -204,7 +204,7 @@ def _run_claimed(
     actor: str,
     resume: bool = False,
     is_stage: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Train a run this process holds, and enter what it makes. is_stage: another run of this launch follows it."""
     from rl.training.result import TrainingRefused
 
@@ -229,8 +229,8 @@ def _run_claimed(
             def finish(reason: str) -> None:
                 run_finish(run, Status.SUCCEEDED, reason=reason, **figures)
 
-            judge = reward_model_register(run, result, actor=actor, finish=finish)
-        if result.status != "cancelled" and method_named(run.method).policy:
+            judge = reward_model_register(run, result, finish=finish)
+        if result.status != "cancelled" and run.definition.policy:
             policy = policy_publish(run, result, actor=actor)
     except KeyboardInterrupt:
         # a second Ctrl-C, or one that came before this run could handle it
@@ -247,7 +247,7 @@ def _run_claimed(
         _run_end(run, error)
         raise
     if judge is not None and hardware is not None:
-        reward_model_judge(judge, actor=actor, hardware=hardware)
+        reward_model_judge(judge, hardware=hardware)
     elif policy is None:
         where = f"stopped at step {result.steps} of {result.total_steps}"
         _run_stop(run, where, **figures_of(run, result))
@@ -266,19 +266,19 @@ def _stages_first(
     that; where its reward is `auto`, the form of an answer where the base model gives few valid ones, then its reward
     model. Each is found, gone on with, or trained."""
 
-    def train_stage(stage: TrainingRun) -> dict[str, Any]:
+    def train_stage(stage: TrainingRun) -> dict[str, object]:
         resume = stage.status != Status.QUEUED
         stage = run_claim(stage.pk, resume=resume)
-        device = device_of(stage.method)
+        device = device_of(stage.definition)
         return _run_claimed(
             stage, device, progress, launch, actor=stage.asked_by, resume=resume, is_stage=True
         )
 
-    def device_of(method: str) -> Hardware | None:
-        return hardware if method_named(method).adapter else None
+    def device_of(method: Method) -> Hardware | None:
+        return hardware if method.adapter else None
 
     stage_runner = StageRunner(
-        lambda order: run_register(order, device_of(order.method), listener.on_phase), train_stage
+        lambda order: run_register(order, device_of(order.definition), listener.on_phase), train_stage
     )
     if run.method_reason:
         linear_stage_run(run, stage_runner)
@@ -291,7 +291,7 @@ def _stages_first(
     run_rewards_resolve(run)
 
 
-def _stopped_between_steps(run: TrainingRun, where: str, *, cancelled: bool = False) -> dict[str, Any]:
+def _stopped_between_steps(run: TrainingRun, where: str, *, cancelled: bool = False) -> dict[str, object]:
     """End a run that was stopped in a stage or outside its steps, and report it."""
     _run_stop(run, where, cancelled=cancelled)
     return {
@@ -307,7 +307,7 @@ def _stopped_between_steps(run: TrainingRun, where: str, *, cancelled: bool = Fa
     }
 
 
-def _run_stop(run: TrainingRun, where: str, *, cancelled: bool = False, **figures: Any) -> None:
+def _run_stop(run: TrainingRun, where: str, *, cancelled: bool = False, **figures: object) -> None:
     """Back to the workers if a worker was stopped, else cancelled; either can be resumed."""
     run.refresh_from_db()
     if run.dispatched_at is not None and not run.cancel_requested and not cancelled:

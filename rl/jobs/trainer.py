@@ -1,12 +1,12 @@
-"""Entry point to `rl.training` for one run: its trainer, made and run; nothing is written to the database here."""
+"""Entry point to `rl.training`: the machine, a run's first weights, its trainer. Writes no database row."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import math
 import random
+import subprocess
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
+from backend.installation import IS_INSTALLED
 from rl.agents import agent_resolve
+from rl.checksums import FileDamaged
 from rl.datasets import snapshot_rows
 from rl.datasets.demonstrations import demonstration_rows
 from rl.datasets.feedback_types import Row
-from rl.jobs.warm_start import recipe_opened
-from rl.models import TrainingRun
+from rl.jobs.lifecycle import TrainOrder, base_model_for
+from rl.models import Policy, TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused, run_folder
-from rl.recipes import Recipe, SFTRecipe
-from rl.recipes.methods import method_named
+from rl.recipes import BASE, CHAMPION, STAGE_STARTS, Recipe, SFTRecipe
+from rl.recipes.base import Method
+from rl.registry import service as registry
+from rl.registry.integrity import adapter_folder
 from rl.reward_models.service import rewards_located
 
 if TYPE_CHECKING:
@@ -31,6 +35,57 @@ if TYPE_CHECKING:
     from rl.training.preflight import AnswerCheck
     from rl.training.profiler import MeasuredBase
     from rl.training.result import TrainListener, TrainResult
+
+
+def start_resolved(order: TrainOrder, recipe: Recipe) -> Recipe:
+    """The recipe with `champion` made the name of the policy it stands for now, or base where there is none here.
+
+    Raises RunRefused for a policy of another base model or without files, RegistryRefused
+    for an unknown one.
+    """
+    start = recipe.as_dict().get("start_from", BASE)
+    if start == BASE or start in STAGE_STARTS:
+        return recipe
+    base_model = base_model_for(order)
+    if start == CHAMPION:
+        champion = registry.champion_of(order.agent)
+        fits = champion is not None and champion.base_model == base_model
+        return recipe.with_knobs(start_from=champion.name if champion is not None and fits else BASE)
+    found = registry.policy_get(start)
+    if found.kind != Policy.Kind.ADAPTER:
+        raise RunRefused(
+            f"start_from {start}: it is no adapter ({found.get_kind_display()}), so there are no weights to begin "
+            "with; start from base"
+        )
+    if found.base_model != base_model:
+        raise RunRefused(
+            f"start_from {start}: it is an adapter for {found.base_model}, this run trains {base_model}; give --model "
+            f"{found.base_model}, or start from base"
+        )
+    start_located(start)
+    return recipe.with_knobs(start_from=found.name)
+
+
+def recipe_opened(recipe: Recipe) -> Recipe:
+    """The recipe as the training package takes it: the folder of the adapter to start from in place of its name."""
+    start = recipe.as_dict().get("start_from", BASE)
+    if start in STAGE_STARTS:  # of a dry run, before the stage is trained
+        return recipe.with_knobs(start_from=BASE)
+    return recipe if start == BASE else recipe.with_knobs(start_from=start_located(start))
+
+
+def start_located(name: str) -> str:
+    """The folder of the adapter that a run starts from. Raises RunRefused where its files are gone."""
+    try:
+        folder = adapter_folder(registry.policy_get(name))
+    except FileDamaged as damage:
+        raise RunRefused(f"start_from {name}: {damage}; or start from base") from damage
+    if not folder.is_dir():
+        raise RunRefused(
+            f"start_from {name}: its files were deleted ({folder}); start from base or from the champion"
+        )
+    return str(folder)
+
 
 LOOKED_AT = 500
 """Prompts of each split that the base's answers are looked for among."""
@@ -48,7 +103,6 @@ def trainer_run(
     the monotonic clock; now where it is left out."""
     from rl.training.hardware import allocator_settle, threads_settle
     from rl.training.preflight import train_with_checks
-    from rl.training.search import SearchTrainer
 
     snapshot = run.snapshot
     if snapshot is None:
@@ -56,7 +110,7 @@ def trainer_run(
     folder = run_folder(run)
     allocator_settle()  # this process trains and then ends
     threads_settle(hardware)
-    method = method_named(run.method)
+    method = run.definition
     knobs = method.recipe.from_dict(run.recipe)
     assert isinstance(knobs, Recipe)
     recipe = recipe_opened(knobs)
@@ -74,10 +128,7 @@ def trainer_run(
         deadline = (began or time.monotonic()) + 60 * (1 - FINISHING_SHARE) * recipe.minutes
         train = rows_read(recipe, train)
         recipe = dataclasses.replace(recipe, epochs=max(recipe.epochs, 1.0))
-    trains = import_reference(method.slug, method.trainer)
-    if recipe.as_dict().get("search", 0) > 1:
-        trains = functools.partial(SearchTrainer, trains)
-    trainer = trains(
+    trainer = import_reference(method.slug, method.trainer)(
         recipe,
         run.base_model,
         output_dir=folder,
@@ -96,7 +147,6 @@ def trainer_run(
             held_out,
             agent=run.agent,
             listener=listener,
-            resume=resume,
         )
     result.notes.extend(notes)
     result.recipe |= {"epochs": passes} if passes is not None else {}
@@ -152,3 +202,43 @@ def import_reference(method: str, path: str) -> Any:
             f"method {method}: expected {path}, which cannot be imported ({type(error).__name__}: {error}); correct "
             "the row of the method, or the package that brings it"
         ) from error
+
+
+# --- This machine and this code, as jobs detect them and runs record them ---
+
+
+def hardware_detect(profile: str | None = None) -> Hardware:
+    """This machine; the probe of its arithmetic is kept in RATCHET_HOME/cache. `profile`: in place of RATCHET_PROFILE.
+
+    Raises HardwareRefused (a ValueError) for a profile that it cannot have.
+    """
+    from rl.training.hardware import detect
+
+    return detect(settings.RATCHET_HOME / "cache", profile or settings.RATCHET_PROFILE)
+
+
+def hardware_of(method: Method) -> Hardware | None:
+    """This machine where a method trains an adapter; None, and no torch loaded, where it does not."""
+    return hardware_detect() if method.adapter else None
+
+
+def code_version() -> str:
+    """The version of this code, with the commit where it is a git checkout."""
+    if IS_INSTALLED:  # git would answer with the commit of whatever checkout site-packages lies in
+        return settings.RATCHET_VERSION
+    try:
+        found = subprocess.run(  # noqa: S603
+            ["git", "-C", str(settings.BASE_DIR), "rev-parse", "--short=12", "HEAD"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return settings.RATCHET_VERSION
+    commit = found.stdout.strip()
+    return (
+        f"{settings.RATCHET_VERSION}+{commit}"
+        if found.returncode == 0 and commit
+        else settings.RATCHET_VERSION
+    )

@@ -144,7 +144,7 @@ def _field_features(text: str) -> Iterator[str]:
         yield from (f"{name}>={bound:g}" for bound in _bounds(size))
 
 
-def fields_of(text: str) -> list[tuple[str, Any]]:
+def fields_of(text: str) -> list[tuple[str, object]]:
     """(name, value) of a text's fields, nested ones by their path, each entry of a list. Values are texts, numbers or
     booleans."""
     try:
@@ -159,7 +159,7 @@ def fields_of(text: str) -> list[tuple[str, Any]]:
     return [(name.lower(), value.rstrip()) for name, value in _LINE.findall(text)]
 
 
-def _flat(value: Any, path: str, deeper: int) -> Iterator[tuple[str, Any]]:
+def _flat(value: object, path: str, deeper: int) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for name, inner in value.items() if deeper else ():
             yield from _flat(inner, f"{path}.{name}".strip(".").lower(), deeper - 1)
@@ -207,7 +207,7 @@ def is_composed(answer: str) -> bool:
     return any(name.startswith(("holds ", "first ")) for name in answer_features(answer, (ORDER,)))
 
 
-def _order_features(value: Any, deeper: int) -> Iterator[str]:
+def _order_features(value: object, deeper: int) -> Iterator[str]:
     """The first item of each list of at least two texts or numbers, and its pairs in order."""
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     if isinstance(value, list):

@@ -8,6 +8,9 @@ One objective per kind of feedback, each a penalised maximum likelihood:
   - corrections: log-softmax of the right answer over the closed set (multinomial logit); if each prompt lists its
     answers, log sigma(score(x, right) - score(x, other)) over the others, each with weight 1 / (k - 1).
 
+Where cross-validation of what people said finds it better, an answer of a closed set that they preferred or liked is
+also compared with the answers that they did not judge, in the same way.
+
 Where cross-validation finds it better, each prompt feature is weighted by its inverse document frequency, ln((1 + n) /
 (1 + n_f)) + 1 for n prompts of which n_f have it (Spärck Jones 1972). The stored weights include this factor.
 
@@ -29,19 +32,25 @@ from numpy.typing import NDArray
 
 from rl.agents.base import Agent, Row, answer_plain
 from rl.agents.fields import json_read, leaves, plain
-from rl.linear.design import LEAST_COUNT, MOST_WEIGHTS, Design, answer_rows, columns_of, design_of, entries_of
 from rl.linear.features import FAMILIES, ORDER, VALUES, is_composed
 from rl.linear.model import CLOSED, FIELDS, LISTED, FieldPlace, LinearPolicy
 from rl.linear.rows import (
     ANY_ANSWER,
     CORRECTIONS,
+    LEAST_COUNT,
+    MOST_WEIGHTS,
     PAIRS,
     PAIRS_AND_SCORES,
     Answers,
     Choices,
+    Design,
     LinearRefused,
+    answer_rows,
     answers_of,
     choices_of,
+    columns_of,
+    design_of,
+    entries_of,
 )
 
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -118,6 +127,8 @@ class _Candidate:
     families: tuple[str, ...]
     rarity: bool
     """True if features are weighted by inverse document frequency."""
+    rest: bool
+    """True if liked answers are compared with the rest of the closed set."""
     penalty: float
     loss: float
     """Nats per row."""
@@ -136,27 +147,34 @@ def _policy_fit(
     """The policy with the features and penalty of least cross-validated loss, and its figures."""
     best: _Candidate | None = None
 
-    def compare(names: tuple[str, ...], *, rarity: bool, near: Sequence[float]) -> _Candidate | None:
+    def compare(
+        names: tuple[str, ...], *, rarity: bool, rest: bool, near: Sequence[float]
+    ) -> _Candidate | None:
         """The best so far, or these features if they are better and not too many."""
         winner = best
         shared = answer_rows(choices.rows, answers, names)
         columns, read = columns_of(choices.rows, names, len(shared), most_weights, rarity=rarity)
-        entries = entries_of(choices, answers, shared, read, names)
+        entries = entries_of(choices, answers, shared, read, names, rest=rest)
         if entries > MOST_ENTRIES and winner is None:
             raise LinearRefused(TOO_MANY.format(len(choices.rows), entries, MOST_ENTRIES))
         if entries > MOST_ENTRIES:
             return winner
-        matrix = design_of(choices, answers, shared, columns, read, names)
+        matrix = design_of(choices, answers, shared, columns, read, names, rest=rest)
         for penalty, loss, accuracy in _cross_validated(matrix, choices.feedback, near, seed):
             if winner is None or loss < winner.loss:
-                winner = _Candidate(names, rarity, penalty, loss, accuracy)
+                winner = _Candidate(names, rarity, rest, penalty, loss, accuracy)
         return winner
 
     for rarity in (False, True):
-        best = compare(families[0], rarity=rarity, near=penalties)
+        best = compare(families[0], rarity=rarity, rest=False, near=penalties)
     assert best is not None  # the first family is the best so far or was refused
+    if answers.mode == CLOSED and choices.feedback != CORRECTIONS and len(answers.vocabulary) > 2:
+        best = compare(families[0], rarity=best.rarity, rest=True, near=penalties)
+        assert best is not None
     for names in families[1:]:
-        best = compare(names, rarity=best.rarity, near=_penalty_neighbours(best.penalty, penalties))
+        best = compare(
+            names, rarity=best.rarity, rest=best.rest, near=_penalty_neighbours(best.penalty, penalties)
+        )
         assert best is not None
     of_prompt, before = best.families, answer_rows(choices.rows, answers, best.families)
     for more in _answer_families(choices, answers):
@@ -164,12 +182,12 @@ def _policy_fit(
         features = answer_rows(choices.rows, answers, names)
         if features != before:
             near = _penalty_neighbours(best.penalty, penalties)
-            best, before = compare(names, rarity=best.rarity, near=near), features
+            best, before = compare(names, rarity=best.rarity, rest=best.rest, near=near), features
             assert best is not None
     loss, accuracy, names, penalty = best.loss, best.accuracy, best.families, best.penalty
     shared = answer_rows(choices.rows, answers, names)
     columns, read = columns_of(choices.rows, names, len(shared), most_weights, rarity=best.rarity)
-    matrix = design_of(choices, answers, shared, columns, read, names)
+    matrix = design_of(choices, answers, shared, columns, read, names, rest=best.rest)
     weights, bias, intercept = _weights(matrix, choices.feedback, answers, penalty, len(shared), len(columns))
     weights = weights * np.fromiter(columns.values(), np.float64, len(columns))
     policy = LinearPolicy(
@@ -291,7 +309,7 @@ def _object_places(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> list[Fie
     return places
 
 
-def _order_of(objects: Sequence[Mapping[tuple[str, ...], Any]]) -> Any:
+def _order_of(objects: Sequence[Mapping[tuple[str, ...], object]]) -> Any:
     first: dict[tuple[str, ...], tuple[int, int]] = {}
     for number, found in enumerate(sorted(objects, key=len, reverse=True)):
         for at, path in enumerate(found):
@@ -329,7 +347,7 @@ def _penalty_neighbours(penalty: float, penalties: Sequence[float]) -> Sequence[
     return penalties[max(place - 1, 0) : place + 1]
 
 
-def _estimator(feedback: str, penalty: float) -> Any:
+def _estimator(feedback: str, penalty: float) -> object:
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(
@@ -352,8 +370,8 @@ def _cross_validated(
         fold_losses.append(
             (
                 penalty,
-                float(np.average(losses, weights=matrix.weights)),
-                float(np.average(right, weights=matrix.weights)),
+                float(np.average(losses, weights=matrix.said)),
+                float(np.average(right, weights=matrix.said)),
             )
         )
     return fold_losses

@@ -63,7 +63,7 @@ class FieldPlace:
     item: str = ""
     """JSON text of the item; empty for a whole field."""
 
-    def value_in(self, found: Mapping[tuple[str, ...], Any]) -> str:
+    def value_in(self, found: Mapping[tuple[str, ...], object]) -> str:
         """The field's value among an answer's leaves."""
         if self.path not in found:
             return ABSENT if not self.item else "false"
@@ -151,8 +151,8 @@ class LinearPolicy:
 
     def _object(self, values: Sequence[str]) -> str:
         """The answer with these values in its fields."""
-        lists: dict[tuple[str, ...], list[Any]] = {}
-        found: list[tuple[tuple[str, ...], Any]] = []
+        lists: dict[tuple[str, ...], list[object]] = {}
+        found: list[tuple[tuple[str, ...], object]] = []
         for (place, _), value in zip(self.parts, values, strict=True):
             if place.item and place.path not in lists:
                 lists[place.path] = []
@@ -237,7 +237,7 @@ class LinearPolicy:
         return replace(self, parts=parts, _row={}, _column={})
 
     @property
-    def words(self) -> tuple[Any, ...]:
+    def words(self) -> tuple[object, ...]:
         """Every text it holds: prompt features, answer features, answers, fields."""
         return (
             self.columns,
@@ -269,8 +269,8 @@ class LinearPolicy:
         half.replace(path)
         return path
 
-    def _body(self) -> dict[str, Any]:
-        body: dict[str, Any] = {
+    def _body(self) -> dict[str, object]:
+        body: dict[str, object] = {
             "agent": self.agent,
             "mode": self.mode,
             "families": self.families,

@@ -1,17 +1,22 @@
-"""Rows of a training dataset for a linear policy: prompt, answers, a preference or a value. Pure."""
+"""Rows of a training dataset for a linear policy (prompt, answers, a preference or value) and their design matrix."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
 
 from rl.agents.base import UNREADABLE, Agent, Row, answer_plain
 from rl.agents.fields import Path, json_read, leaves, plain
 from rl.agents.inference import are_labels
-from rl.linear.features import Message
-from rl.linear.model import CLOSED, FIELDS, LISTED, answer_parts
+from rl.linear.features import VALUES, Features, Message, prompt_features
+from rl.linear.model import CLOSED, FIELDS, LISTED, answer_parts, features_read
 
 PAIRS, SCORES, CORRECTIONS = "pairs", "scores", "corrections"
 """Kinds of feedback: one of two answers preferred; a value of one answer; the right answer."""
@@ -129,7 +134,7 @@ def _choices(row: Row) -> list[tuple[str, dict[str, Any] | None]]:
     return [(CORRECTIONS, _value_row(row["completion"], 1.0))]
 
 
-def _value_row(completion: object, value: float) -> dict[str, Any] | None:
+def _value_row(completion: object, value: float) -> dict[str, object] | None:
     text = single_text(completion)
     return None if text is None else {"answer": text, "value": min(max(value, 0.0), 1.0)}
 
@@ -232,3 +237,246 @@ def prompts_teachable(rows: Iterable[Row], agent: Agent) -> tuple[int, str]:
 def _is_quote(row: LinearChoice) -> bool:
     text = "\n".join(str(message.get("content") or "") for message in row.messages)
     return all(part in text for part in answer_parts(row.answer))
+
+
+Sparse: TypeAlias = "scipy.sparse.csr_matrix"
+"""A scipy CSR matrix; scipy has no types for it."""
+
+LEAST_COUNT = 2
+"""Fewest prompts that have a feature; one in a single prompt only identifies that prompt."""
+
+MOST_FEATURES = 20_000
+"""Most prompt features, the most frequent ones."""
+
+LIKED = 0.5
+"""Value above which an answer is better than those that nobody judged."""
+
+CONSTANT = 10.0
+"""Value of the column for the scores' constant beside pairs: large, so that the penalty hardly affects it."""
+
+MOST_WEIGHTS = 2_000_000
+"""Most weights of a policy, so that its file stays below 30 MB; many answers leave fewer features."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """Rows as scikit-learn takes them."""
+
+    x: Sparse
+    """Sparse [rows, weights]."""
+    y: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    """Of each row in the fit."""
+    said: NDArray[np.float64]
+    """Of each row in the cross-validated loss: 0 for comparisons that nobody made."""
+    groups: NDArray[np.int64]
+
+
+def answer_rows(
+    rows: Sequence[LinearChoice], answers: Answers, families: tuple[str, ...] = ()
+) -> dict[str, int]:
+    """Answer feature -> its row of weights; parts of answers must occur at least twice."""
+    if answers.mode == CLOSED and VALUES not in families:
+        return {f"is {answer_plain(answer)}": place for place, answer in enumerate(answers.vocabulary)}
+    counts: Counter[str] = Counter()
+    for row in rows:
+        for answer in filter(None, (row.answer, row.rejected)):
+            counts.update(features_read(answer_plain(answer), answers.mode, families))
+    names = [name for name, count in counts.most_common(1000) if count >= LEAST_COUNT]
+    return {name: place for place, name in enumerate(names)}
+
+
+def columns_of(
+    rows: Sequence[LinearChoice],
+    families: Sequence[str],
+    answer_count: int,
+    most_weights: int = MOST_WEIGHTS,
+    *,
+    rarity: bool = False,
+) -> tuple[dict[str, float], list[Features]]:
+    """Prompt feature -> its weight (1, or with `rarity` its inverse document frequency), in the order of the columns;
+    and the features of each row's prompt. Features of all prompts, or of one, are left out."""
+    by_group: dict[str, Features] = {}
+    for row in rows:
+        if row.group not in by_group:
+            by_group[row.group] = prompt_features(row.messages, families)
+    counts = Counter(name for features in by_group.values() for name in features)
+    most = min(MOST_FEATURES, most_weights // max(answer_count, 1))
+    names = [(name, n) for name, n in counts.items() if LEAST_COUNT <= n < len(by_group)]
+    names.sort(key=lambda one: (-one[1], one[0]))
+    prompts = len(by_group)
+    columns = {
+        name: math.log((1 + prompts) / (1 + count)) + 1 if rarity else 1.0 for name, count in names[:most]
+    }
+    return columns, [by_group[row.group] for row in rows]
+
+
+def entries_of(
+    choices: Choices,
+    answers: Answers,
+    shared: Mapping[str, int],
+    read: Sequence[Features],
+    families: tuple[str, ...],
+    *,
+    rest: bool = False,
+) -> int:
+    """Upper bound of the matrix entries: pairs of a prompt feature and an answer feature."""
+    if choices.feedback == CORRECTIONS and answers.mode == CLOSED:
+        return sum(map(len, read))
+    sizes = {text: len(_places(text, answers, shared, families)) for text in answers.vocabulary}
+    more = sum(sizes.values()) + len(sizes) * max(sizes.values(), default=0) if rest else 0
+    return sum(
+        (len(features) + 1)
+        * (
+            more
+            + sum(
+                len(_places(text, answers, shared, families))
+                for text in filter(None, (row.answer, row.rejected, *row.options))
+            )
+        )
+        for row, features in zip(choices.rows, read, strict=True)
+    )
+
+
+def design_of(
+    choices: Choices,
+    answers: Answers,
+    shared: Mapping[str, int],
+    columns: Mapping[str, float],
+    read: Sequence[Features],
+    families: tuple[str, ...],
+    *,
+    rest: bool = False,
+) -> Design:
+    """The rows as scikit-learn takes them. A weight's place is answer feature x (columns + 1) + column; the last column
+    is the answer's bias.
+
+    rest: an answer that people preferred or liked is also compared with the answers of a closed set that they did not
+    judge.
+    """
+    width = len(columns) + 1
+    place_of = {name: place for place, name in enumerate(columns)}
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(row.group for row in choices.rows))}
+    groups = np.array([numbers[row.group] for row in choices.rows])
+    prompts = _sparse(
+        [
+            [(place_of[name], value * columns[name]) for name, value in features.items() if name in columns]
+            for features in read
+        ],
+        width,
+    )
+    if choices.feedback == CORRECTIONS and answers.mode == CLOSED:
+        y, ones = (
+            np.array([shared[f"is {answer_plain(row.answer)}"] for row in choices.rows]),
+            np.ones(len(read)),
+        )
+        return Design(prompts[:, : max(width - 1, 1)], y, ones, ones, groups)
+    examples = [
+        one
+        for number, row in enumerate(choices.rows)
+        for one in _examples(number, row, choices.feedback, answers, rest=rest)
+    ]
+    row_numbers = np.array([one.row for one in examples], dtype=np.intp)
+    # both orders of a difference are equivalent; alternating them gives the two classes that scikit-learn needs
+    signs = [-1 if one.other and place % 2 else 1 for place, one in enumerate(examples)]
+    signed = [
+        [
+            (place, sign * value)
+            for place, value in _difference(
+                _places(one.answer, answers, shared, families),
+                _places(one.other, answers, shared, families) if one.other else (),
+            )
+        ]
+        for one, sign in zip(examples, signs, strict=True)
+    ]
+    with_bias = prompts + scipy.sparse.csr_matrix(
+        (np.ones(len(read)), (np.arange(len(read)), np.full(len(read), width - 1))), shape=prompts.shape
+    )
+    x = rows_crossed(_sparse(signed, len(shared)), with_bias[row_numbers])
+    if choices.feedback == PAIRS_AND_SCORES:
+        constant = [[] if one.other else [(0, CONSTANT)] for one in examples]
+        x = scipy.sparse.hstack([x, _sparse(constant, 1)], format="csr")
+    return Design(
+        x,
+        np.array([int(one.liked and sign > 0) for one, sign in zip(examples, signs, strict=True)]),
+        np.array([one.weight for one in examples]),
+        np.array([one.weight * one.said for one in examples]),
+        groups[row_numbers],
+    )
+
+
+@dataclass(frozen=True)
+class _Example:
+    """A verdict on one answer, or a comparison of two."""
+
+    row: int
+    answer: str
+    other: str
+    """The answer it is better than; empty for a verdict."""
+    liked: bool
+    weight: float
+    said: bool = True
+    """False if nobody compared the two."""
+
+
+def _examples(
+    number: int, row: LinearChoice, feedback: str, answers: Answers, *, rest: bool
+) -> Iterator[_Example]:
+    """What a row says, and with `rest` what follows from it in a closed set."""
+    if feedback in (SCORES, PAIRS_AND_SCORES) and not row.rejected:
+        if row.value > 0:
+            yield _Example(number, row.answer, "", True, row.value)
+        if row.value < 1:
+            yield _Example(number, row.answer, "", False, 1 - row.value)
+    elif row.rejected:
+        yield _Example(number, row.answer, row.rejected, True, 1.0)
+    else:
+        others = [one for one in row.options if answer_plain(one) != answer_plain(row.answer)]
+        yield from (_Example(number, row.answer, one, True, 1 / len(others)) for one in others)
+    if rest and row.value > LIKED:
+        judged = {answer_plain(row.answer), answer_plain(row.rejected)}
+        others = [one for one in answers.vocabulary if answer_plain(one) not in judged]
+        yield from (
+            _Example(number, row.answer, one, True, row.value / len(others), said=False) for one in others
+        )
+
+
+def rows_crossed(left: Sparse, right: Sparse) -> Sparse:
+    """Row-wise product [rows, left columns x right columns] of two sparse matrices (transposed Khatri-Rao), in array
+    operations."""
+    per_entry = np.repeat(np.diff(right.indptr), np.diff(left.indptr))
+    entries = np.repeat(np.arange(left.nnz), per_entry)
+    within = np.arange(len(entries)) - np.repeat(np.cumsum(per_entry) - per_entry, per_entry)
+    others = np.repeat(np.repeat(right.indptr[:-1], np.diff(left.indptr)), per_entry) + within
+    indptr = np.concatenate([[0], np.cumsum(np.diff(left.indptr) * np.diff(right.indptr))])
+    return scipy.sparse.csr_matrix(
+        (
+            left.data[entries] * right.data[others],
+            left.indices[entries] * right.shape[1] + right.indices[others],
+            indptr,
+        ),
+        shape=(left.shape[0], left.shape[1] * right.shape[1]),
+    )
+
+
+def _places(answer: str, answers: Answers, shared: Mapping[str, int], families: tuple[str, ...]) -> list[int]:
+    names = features_read(answer_plain(answer), answers.mode, families)
+    return [shared[name] for name in names if name in shared]
+
+
+def _difference(own: Sequence[int], other: Sequence[int]) -> list[tuple[int, float]]:
+    return [
+        *((place, 1.0) for place in own if place not in other),
+        *((place, -1.0) for place in other if place not in own),
+    ]
+
+
+def _sparse(rows: Sequence[Sequence[tuple[int, float]]], width: int) -> Sparse:
+    """Rows of (column, value) as a sparse matrix [rows, width], width at least 1."""
+    indptr = np.cumsum([0, *map(len, rows)])
+    entries = [entry for row in rows for entry in row]
+    columns = np.array([column for column, _ in entries], dtype=np.int64)
+    values = np.array([value for _, value in entries], dtype=np.float64)
+    matrix = scipy.sparse.csr_matrix((values, columns, indptr), shape=(len(rows), max(width, 1)))
+    matrix.sort_indices()
+    return matrix

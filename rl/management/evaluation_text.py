@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backend import next_steps
+from backend import command
 from rl.datasets.gate_distance import gate_distance
 from rl.gates.evidence_kinds import CORRECTIONS, KINDS, PAIRS, REWARDS, UNITS
 from rl.gates.evidence_kinds import MEASURES as EVIDENCE_MEASURES
@@ -57,7 +58,7 @@ MEASURES = {
 }
 
 
-def next_after_evaluation(result: dict[str, Any]) -> str:
+def next_after_evaluation(result: Mapping[str, object]) -> str:
     """The next command: a comparison, a promotion if the gate is open, or what opens it."""
     policy = Policy.objects.filter(name=result["policy"]).first()
     if policy is None:
@@ -65,14 +66,14 @@ def next_after_evaluation(result: dict[str, Any]) -> str:
     report = gate_evidence.policy_judge(policy)
     if report is None:
         rival = gate_evidence.rival_name(policy)
-        return next_steps.after_training(policy.name, "" if rival == "base" else rival)
+        return command.after_training(policy.name, "" if rival == "base" else rival)
     if policy.stage not in (Policy.Stage.CANDIDATE, Policy.Stage.CHALLENGER):
         return ""
     if report.passed:
-        return next_steps.after_gate_opens(policy.name)
+        return command.after_gate_opens(policy.name)
     if report.harmful:
-        return next_steps.after_harm(policy.name, policy.agent, report.reason)
-    return next_steps.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
+        return command.after_harm(policy.name, policy.agent, report.reason)
+    return command.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
 
 
 def share_text(figure: dict[str, Any] | None) -> str:

@@ -25,7 +25,7 @@ def base_model_field(option: str, what: str, default: str) -> Any:
     )
 
 
-def knobs_assigned(assignments: Iterable[str]) -> dict[str, Any]:
+def knobs_assigned(assignments: Iterable[str]) -> dict[str, object]:
     """Knobs of `--set KNOB=VALUE` options. Raises CommandError."""
     knobs: dict[str, Any] = {}
     for assignment in assignments:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from django.core.management.base import CommandError, CommandParser
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from backend import next_steps
-from backend.command import CommandOptions, RatchetCommand, options_add
+from backend import command
+from backend.command import BY_HAND, CommandOptions, RatchetCommand, Result, options_add
 from rl.management.options import base_model_field, base_model_given, knobs_assigned
 from rl.recipes import DATASET_CONFIG, Method
 from rl.recipes.methods import method_named
@@ -27,7 +27,7 @@ SHARED_KNOBS = {
     "accelerator and none for the bundled model. Example: --minutes 5",
     "batch_size": "Rows per micro-batch. Example: --batch-size 8",
     "learning_rate": "Peak learning rate. Example: --learning-rate 5e-5",
-    "lora_r": "Rank of the LoRA adapter; 0 is full fine-tuning. Example: --lora-r 16",
+    "lora_r": "Rank of the LoRA adapter. Example: --lora-r 16",
     "max_length": (
         "Most tokens of prompt and response together; longer rows lose the oldest prompt tokens. Example: "
         "--max-length 1024"
@@ -41,49 +41,60 @@ SHARED_KNOBS = {
 """Knob that is an option of every method with it -> its help."""
 
 
-class TrainCommand(RatchetCommand):
+class TrainOptions(CommandOptions):
+    """Options of every method; a method's own are extra ones."""
+
+    model_config = ConfigDict(extra="allow")
+
+    config: Annotated[str | None, BY_HAND]
+    agent: str | None = None
+    """SLUG: Agent whose feedback is trained on (default: the only one). Example: --agent widgets"""
+    set: tuple[str, ...] = ()
+    """KNOB=VALUE: Set any knob of the recipe; repeatable. Example: --set warmup_ratio=0.2"""
+    source: Literal["db", "file"] = "db"
+    """Source of the feedback: db, the database (default), or file."""
+    data_file: Path | None = None
+    """F: File of pairs or ratings in any known format; implies --source file. Example: --data-file
+    pairs.jsonl"""
+    ratings_file: Path | None = None
+    """F: Ratings to --data-file, for formats with two files. Example: --ratings-file ratings.json"""
+    min_samples: int | None = Field(
+        None,
+        description="N: Least number of training rows; with fewer the training is refused (default "
+        f"{DATASET_CONFIG['min_samples']}). Example: --min-samples 50",
+    )
+    max_samples: int | None = None
+    """N: Train on at most N rows, sampled by hash (default: all). Example: --max-samples 500"""
+    output: Path | None = None
+    """DIR: Folder to write the policy to (default: RATCHET_HOME/policies/<agent>/<policy>). Example:
+    --output out/widgets"""
+    resume: int | None = None
+    """RUN: Resume a killed, cancelled or failed run from its newest checkpoint. Example: --resume 17"""
+    queued: int | None = None
+    """RUN: Train a queued run (requested over REST or a page) with the options stored in it. Example:
+    --queued 17"""
+    dry_run: bool = False
+    """Build the dataset, print counts, recipe and estimated steps, minutes and memory; train nothing."""
+
+    def more(self, name: str) -> Any:
+        """Value of an option that only some methods have; None without it."""
+        return (self.model_extra or {}).get(name)
+
+
+class AdapterOptions(CommandOptions):
+    model: str | None = base_model_field("--model", "Base model", "the agent's")
+    no_quantization: bool = False
+    """Load the base model in full precision (default: as the preset says)."""
+    export: bool = False
+    """Export the policy to GGUF after training."""
+    quantization: str = "q4_k_m"
+    """Q: Quantization of --export (default q4_k_m). Example: --quantization q8_0"""
+    register_ollama: bool = False
+    """Export to GGUF and create a model from it on the Ollama server at OLLAMA_HOST."""
+
+
+class TrainCommand(RatchetCommand[TrainOptions, Result]):
     method: str
-
-    class Options(CommandOptions):
-        agent: str | None = None
-        """SLUG: Agent whose feedback is trained on (default: the only one). Example: --agent widgets"""
-        set: tuple[str, ...] = ()
-        """KNOB=VALUE: Set any knob of the recipe; repeatable. Example: --set warmup_ratio=0.2"""
-        source: Literal["db", "file"] = "db"
-        """Source of the feedback: db, the database (default), or file."""
-        data_file: Path | None = None
-        """F: File of pairs or ratings in any known format; implies --source file. Example: --data-file
-        pairs.jsonl"""
-        ratings_file: Path | None = None
-        """F: Ratings to --data-file, for formats with two files. Example: --ratings-file ratings.json"""
-        min_samples: int | None = Field(
-            None,
-            description="N: Least number of training rows; with fewer the training is refused (default "
-            f"{DATASET_CONFIG['min_samples']}). Example: --min-samples 50",
-        )
-        max_samples: int | None = None
-        """N: Train on at most N rows, sampled by hash (default: all). Example: --max-samples 500"""
-        output: Path | None = None
-        """DIR: Folder to write the policy to (default: RATCHET_HOME/policies/<agent>/<policy>). Example:
-        --output out/widgets"""
-        resume: int | None = None
-        """RUN: Resume a killed, cancelled or failed run from its newest checkpoint. Example: --resume 17"""
-        queued: int | None = None
-        """RUN: Train a queued run (requested over REST or a page) with the options stored in it. Example:
-        --queued 17"""
-        dry_run: bool = False
-        """Build the dataset, print counts, recipe and estimated steps, minutes and memory; train nothing."""
-
-    class AdapterOptions(CommandOptions):
-        model: str | None = base_model_field("--model", "Base model", "the agent's")
-        no_quantization: bool = False
-        """Load the base model in full precision (default: as the preset says)."""
-        export: bool = False
-        """Export the policy to GGUF after training."""
-        quantization: str = "q4_k_m"
-        """Q: Quantization of --export (default q4_k_m). Example: --quantization q8_0"""
-        register_ollama: bool = False
-        """Export to GGUF and create a model from it on the Ollama server at OLLAMA_HOST."""
 
     @property
     def row(self) -> Method:
@@ -92,7 +103,7 @@ class TrainCommand(RatchetCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         if self.row.adapter:
-            options_add(parser, self.AdapterOptions)
+            options_add(parser, AdapterOptions)
         self._add_knobs(parser)
         if self.row.rewarded:
             rewards_add(parser, self.row)
@@ -113,8 +124,6 @@ class TrainCommand(RatchetCommand):
                 type=str if kind is bool else kind,
                 help=f"{text} (presets: {defaults})",
             )
-        for name, flag in self.row.flags.items():
-            add(f"--{name}", action="store_true", help=flag.help)
 
     @property
     def _knobs(self) -> dict[str, str]:
@@ -122,9 +131,9 @@ class TrainCommand(RatchetCommand):
         has = self.row.presets["default"].as_dict()
         return {knob: text for knob, text in SHARED_KNOBS.items() if knob in has} | dict(self.row.options)
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
+    def work(self, options: TrainOptions) -> Result | None:
         # Before the slow imports below, so that a wrong name fails at once.
-        base_model = base_model_given(options.get("model"), self)
+        base_model = base_model_given(options.more("model"), self)
         from rl.jobs.train import FollowerEnded
 
         try:
@@ -132,23 +141,23 @@ class TrainCommand(RatchetCommand):
         except FollowerEnded:
             return None
 
-    def _train(self, options: dict[str, Any], base_model: str | None) -> dict[str, Any]:
+    def _train(self, options: TrainOptions, base_model: str | None) -> Result:
         from rl.jobs import train
         from rl.jobs.plan import train_plan
         from rl.online import pipeline
 
-        if options["resume"] is not None:
+        if options.resume is not None:
             with self.bar("training") as bar:
-                result = train.train_resume(options["resume"], bar.update, actor=f"train_{self.method}")
-        elif options["queued"] is not None:
+                result = train.train_resume(options.resume, bar.update, actor=f"train_{self.method}")
+        elif options.queued is not None:
             with self.bar("training") as bar:
-                result = pipeline.run_train(options["queued"], bar.update, actor=f"train_{self.method}")
+                result = pipeline.run_train(options.queued, bar.update, actor=f"train_{self.method}")
         else:
             order = self._order(options, base_model)
-            if options["dry_run"]:
+            if options.dry_run:
                 with self.bar("dry run") as bar:
                     plan = train_plan(order, bar.update)
-                arguments = {**options, "agent": plan["agent"]}
+                arguments = {**dict(options), "agent": plan["agent"]}
                 return {
                     "dry_run": True,
                     **plan,
@@ -161,18 +170,18 @@ class TrainCommand(RatchetCommand):
                 f"run {result['run']} {result['stopped']}; its checkpoints are kept; resume with: "
                 f"python manage.py train_{self.method} --resume {result['run']}"
             )
-        if (options.get("export") or options.get("register_ollama")) and result["policy"]:
+        if (options.more("export") or options.more("register_ollama")) and result["policy"]:
             from rl.export.service import ExportOrder, export
 
             export_order = ExportOrder(
                 policy=result["policy"],
                 format="gguf",
-                quantization=options["quantization"],
+                quantization=options.more("quantization"),
                 actor=f"train_{self.method}",
             )
             with self.bar("exporting") as bar:
                 result["export"] = export(export_order, bar.update)
-        if options.get("register_ollama") and result["policy"]:
+        if options.more("register_ollama") and result["policy"]:
             from rl.export.service import policy_register
             from rl.models import Policy
 
@@ -181,40 +190,39 @@ class TrainCommand(RatchetCommand):
                 result["ollama"] = policy_register(policy, actor=f"train_{self.method}", progress=bar.update)
         return result
 
-    def _order(self, options: dict[str, Any], base_model: str | None) -> TrainOrder:
+    def _order(self, options: TrainOptions, base_model: str | None) -> TrainOrder:
         from rl.jobs.estimates import agent_for
         from rl.jobs.lifecycle import TrainOrder
 
-        knobs = {name: options[name] for name in self._knobs if options.get(name) is not None}
-        knobs |= knobs_assigned(options["set"])
-        if options.get("no_quantization"):
+        knobs = {name: options.more(name) for name in self._knobs if options.more(name) is not None}
+        knobs |= knobs_assigned(options.set)
+        if options.more("no_quantization"):
             knobs["quantization"] = "none"
-        knobs |= {flag.knob: flag.value for name, flag in self.row.flags.items() if options.get(name)}
         knobs |= reward_knobs(options, self.row)
-        from_file = options["source"] == "file" or options["data_file"] is not None
+        from_file = options.source == "file" or options.data_file is not None
         return TrainOrder(
-            agent=agent_for(options["agent"], from_file=from_file),
+            agent=agent_for(options.agent, from_file=from_file),
             method=self.method,
-            config=options["config"],
+            config=options.config,
             base_model=base_model,
             knobs=knobs,
             source="file" if from_file else "db",
-            data_file=options["data_file"],
-            ratings_file=options["ratings_file"],
-            min_samples=options["min_samples"],
-            max_samples=options["max_samples"],
-            output=options["output"],
+            data_file=options.data_file,
+            ratings_file=options.ratings_file,
+            min_samples=options.min_samples,
+            max_samples=options.max_samples,
+            output=options.output,
             actor=f"train_{self.method}",
         )
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: Result) -> None:
         rows = [
             *_data_rows(result),
             *(self._plan_rows(result) if result.get("dry_run") else self._run_rows(result)),
         ]
         self.table(rows)
 
-    def _plan_rows(self, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _plan_rows(self, result: Result) -> Iterator[tuple[str, str]]:
         yield (
             "estimate",
             f"{result['estimated_steps']:,} steps, {result['estimated_minutes']:.1f} min, "
@@ -234,7 +242,7 @@ class TrainCommand(RatchetCommand):
             yield "base model", result["base_model"]
         yield "recipe", f"{result['config']}: " + ", ".join(f"{k}={v}" for k, v in result["recipe"].items())
 
-    def _run_rows(self, result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    def _run_rows(self, result: Result) -> Iterator[tuple[str, str]]:
         if self.row.adapter:
             best = result.get("best_step")
             weights = f", weights of the best evaluation (step {best:,})" if best else ""
@@ -245,8 +253,6 @@ class TrainCommand(RatchetCommand):
             yield "stopped early", result["stopped_early"]
         figures = {name: value for name, value in result["metrics"].items() if name in FIGURE_TITLES}
         yield "figures", ", ".join(f"{FIGURE_TITLES[name]} {value:.3g}" for name, value in figures.items())
-        for one in result["search"].get("tries", ()):
-            yield "tried" if one["try"] == 1 else "", search_text(one, result["search"]["figure"])
         if looks := result["preflight"]:
             yield "answers", preflight_text(looks)
         for stage in result["stages"]:
@@ -266,19 +272,19 @@ class TrainCommand(RatchetCommand):
         if made := result.get("ollama"):
             yield "ollama", f"{made['name']} at {made['host']}"
 
-    def next_step(self, result: dict[str, Any]) -> str:
+    def next_step(self, result: Result) -> str:
         if result.get("dry_run"):
             return str(result["command"])
         if not result["policy"]:
-            return next_steps.after_reward_model(result["agent"], result["run"])
+            return command.after_reward_model(result["agent"], result["run"])
         from rl.registry import service as registry
         from rl.registry.gate_evidence import rival_name
 
         champion = rival_name(registry.policy_get(result["policy"]))
-        return next_steps.after_training(result["policy"], "" if champion == "base" else champion)
+        return command.after_training(result["policy"], "" if champion == "base" else champion)
 
 
-def _data_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _data_rows(result: Result) -> Iterator[tuple[str, str]]:
     samples = result["samples"]
     yield "samples", ", ".join(f"{samples.get(split, 0):,} {split}" for split in ("train", "eval", "holdout"))
     if sources := result.get("sources"):
@@ -302,7 +308,7 @@ def _data_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "feedback", f"{100 * result['simulated_share']:.0f} % SIMULATED"
 
 
-def _gate_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _gate_rows(result: Result) -> Iterator[tuple[str, str]]:
     if distance := result.get("evidence"):
         yield "gate", distance["words"]
 
@@ -311,13 +317,6 @@ def preflight_text(looks: Mapping[str, Mapping[str, Any]]) -> str:
     """`valid: 13 % before, 96 % after (24 sampled)` of one or two checks of a policy's answers."""
     shares = ", ".join(f"{100 * look['share']:.0f} % {when}" for when, look in looks.items())
     return f"valid: {shares} ({next(iter(looks.values()))['asked']} sampled)"
-
-
-def search_text(one: Mapping[str, Any], figure: str) -> str:
-    """One recipe of a search: its knobs, its figure on the eval split, and whether it was kept."""
-    knobs = ", ".join(f"{knob} {one[knob]:g}" for knob in ("learning_rate", "epochs", "beta") if knob in one)
-    found = f"{figure} {one['value']:.4g}" if one["value"] is not None else one.get("failed", "no figure")
-    return f"{knobs}: {found}{' (kept)' if one.get('kept') else ''}"
 
 
 FIGURE_TITLES = {
@@ -371,10 +370,10 @@ def rewards_add(parser: CommandParser, method: Method) -> None:
     )
 
 
-def reward_knobs(options: dict[str, Any], method: Method) -> dict[str, Any]:
-    knobs: dict[str, Any] = {}
-    if options.get("reward"):
-        knobs["reward"] = ",".join(options["reward"])
-    if options.get("kl_coef") is not None:
-        knobs[method.kl_knob] = options["kl_coef"]
+def reward_knobs(options: TrainOptions, method: Method) -> dict[str, object]:
+    knobs: dict[str, object] = {}
+    if options.more("reward"):
+        knobs["reward"] = ",".join(options.more("reward"))
+    if options.more("kl_coef") is not None:
+        knobs[method.kl_knob] = options.more("kl_coef")
     return knobs

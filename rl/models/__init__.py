@@ -3,6 +3,8 @@
 from rl.models.experiments import Arm as Arm
 from rl.models.experiments import Experiment as Experiment
 from rl.models.experiments import ExperimentEvent as ExperimentEvent
+from rl.models.fine_tuning import FineTuningJob as FineTuningJob
+from rl.models.fine_tuning import TrainingFile as TrainingFile
 from rl.models.learning import AgentBase as AgentBase
 from rl.models.learning import AgentDefinition as AgentDefinition
 from rl.models.learning import GateSettings as GateSettings
@@ -18,12 +20,11 @@ from rl.models.policies import JudgingRound as JudgingRound
 from rl.models.policies import PairJudgement as PairJudgement
 from rl.models.policies import Policy as Policy
 from rl.models.policies import PolicyEvent as PolicyEvent
+from rl.models.policies import StoredFile as StoredFile
 from rl.models.policies import Upstream as Upstream
-from rl.models.rewards import RewardModelEvent as RewardModelEvent
 from rl.models.rewards import RewardModelVersion as RewardModelVersion
 from rl.models.rewards import RewardRecord as RewardRecord
 from rl.models.rewards import RewardSettings as RewardSettings
-from rl.models.runs import LabelRun as LabelRun
 from rl.models.runs import PromptSplit as PromptSplit
 from rl.models.runs import RunMetric as RunMetric
 from rl.models.runs import Snapshot as Snapshot

@@ -6,13 +6,14 @@ from feedback.cache import TTLCache
 from feedback.explorer.bulk_readers import corrections_recorded, responses_recorded
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
-from rl.agents.inference import agent_inferred
+from rl.agents.inference import LEAST_RESPONSES, agent_inferred, closed_answers
 from rl.models import AgentDefinition
 from rl.models.learning import IN_PROCESS
 
 RESPONSES = 300
 """Newest recorded responses an agent is inferred from."""
 
+_repeated_cache: TTLCache[tuple[str, ...]] = TTLCache(size=1_000)
 _inference_cache: TTLCache[Agent | None] = TTLCache(size=1_000)
 _definition_cache: TTLCache[dict[str, Agent]] = TTLCache(size=1)
 
@@ -38,8 +39,18 @@ def agent_served(slug: str) -> Agent:
 
 
 def closed_answers_of(slug: str) -> tuple[str, ...]:
-    """Every response of an agent with a closed set of answers; else empty."""
-    return agent_served(slug).answers
+    """Every response of an agent with a closed set of answers, or whose recorded responses are a few that repeat; else
+    empty.
+
+    Options that stand in the prompts make no closed set for policies: another prompt may list others. For a person who
+    corrects an answer they are worth a button.
+    """
+    return agent_served(slug).answers or _repeated_cache.get(slug, lambda: _repeated(slug))
+
+
+def _repeated(slug: str) -> tuple[str, ...]:
+    texts = [response.strip() for _, response in responses_recorded(slug, RESPONSES, not_by=IN_PROCESS)]
+    return closed_answers(texts) if len(texts) >= LEAST_RESPONSES else ()
 
 
 def _infer(slug: str) -> Agent | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
-from typing import Any
 
 from django.core.exceptions import ValidationError
-from django.core.validators import RegexValidator
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -25,7 +25,7 @@ def salt_new() -> str:
     return secrets.token_hex(16)
 
 
-def guardrails_default() -> list[dict[str, Any]]:
+def guardrails_default() -> list[dict[str, object]]:
     return [dict(guardrail) for guardrail in GUARDRAILS]
 
 
@@ -85,6 +85,33 @@ class Experiment(models.Model):
     min_units = models.PositiveIntegerField(
         default=50, help_text="Units per arm before a verdict is acted on"
     )
+    not_inferior = models.FloatField(
+        default=0.0,
+        db_default=0.0,
+        help_text="Loss of the metric that must be ruled out, in its unit; a gain is not asked for then. 0: a gain "
+        "is asked for",
+    )
+    shadow = models.PositiveSmallIntegerField(
+        default=0,
+        db_default=0,
+        validators=[MaxValueValidator(100)],
+        help_text="Percent of decisions that the challenger answers beside the answer a user gets; 0: users are split",
+    )
+    shadow_budget_usd = models.FloatField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0.0)],
+        help_text="US dollars for all shadow answers, which stop then; empty: no limit",
+    )
+    shadow_until = models.DateTimeField(null=True, blank=True, editable=False, help_text="A worker's lease")
+    shadow_busy = models.PositiveSmallIntegerField(
+        default=0, db_default=0, editable=False, help_text="Looks in a row at which the machine was too busy"
+    )
+    auto_ramp = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="The scheduler takes the share to 1, 5, 25 and 100 %; needs `not_inferior`",
+    )
     guardrails = models.JSONField(default=guardrails_default, blank=True)
     slices = models.JSONField(default=list, blank=True, help_text="tag, source, or metadata.<key>")
     on_win = models.CharField(max_length=8, choices=OnWin, default=OnWin.PROPOSE)
@@ -142,7 +169,11 @@ class Experiment(models.Model):
             self.guardrails = guardrails_checked(self.guardrails)
         except MetricError as error:
             raise ValidationError({"guardrails": str(error)}) from error
-        given: Any = self.slices
+        if not 0 <= self.not_inferior < math.inf:
+            raise ValidationError({"not_inferior": "expected a number of at least 0"})
+        if self.auto_ramp and not self.not_inferior:
+            raise ValidationError({"not_inferior": "expected the loss that a ramp rules out, such as 0.05"})
+        given: object = self.slices
         if not isinstance(given, list) or not all(
             isinstance(name, str) and (name in ("tag", "source") or name.startswith("metadata."))
             for name in given

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
-from django.core.validators import RegexValidator
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
@@ -18,14 +19,14 @@ from rl.agents.template import TemplateAgent, places_of, schema_check
 from rl.gates.report import GateBounds, GateError
 from rl.models.policies import Policy
 from rl.recipes import ONLINE_LEARNING_CONFIG, RecipeError
-from rl.recipes.methods import RLHF, method_named, policy_methods
+from rl.recipes.methods import PLANS, method_named, policy_methods
 
 BOUNDS = GateBounds()
 
 
 def method_choices() -> list[tuple[str, str]]:
     """Methods by which an agent may learn by itself."""
-    return [("auto", "auto: chosen by the feedback"), *((slug, slug) for slug in (*policy_methods(), RLHF))]
+    return [("auto", "auto: chosen by the feedback"), *((slug, slug) for slug in (*policy_methods(), *PLANS))]
 
 
 agent_slug = RegexValidator(SLUG_PATTERN)
@@ -142,6 +143,12 @@ class GateSettings(models.Model):
     margin = models.FloatField(
         default=BOUNDS.margin, help_text="Value that the lower bound of the gain must exceed, 0 to 1"
     )
+    not_inferior = models.FloatField(
+        default=BOUNDS.not_inferior,
+        db_default=BOUNDS.not_inferior,
+        help_text="Loss of right answers that must be ruled out, such as 0.05; no gain is asked for then. 0: a gain "
+        "is asked for",
+    )
     max_reward_loss = models.FloatField(
         default=BOUNDS.max_reward_loss, help_text="Fall of the mean reward that must be ruled out"
     )
@@ -184,7 +191,7 @@ class GateSettings(models.Model):
     @property
     def bounds(self) -> GateBounds:
         """Raises GateError for a value outside its range."""
-        return GateBounds(**{name: getattr(self, name) for name in BOUNDS.as_dict()})
+        return GateBounds(**{name: getattr(self, name) for name in asdict(BOUNDS)})
 
     def clean(self) -> None:
         try:
@@ -223,7 +230,7 @@ class GoldenCase(models.Model):
         ):
             raise ValidationError({"messages": 'expected [{"role": "user", "content": "..."}, ...]'})
         for name in ("accepted", "forbidden"):
-            given: Any = getattr(self, name)
+            given: object = getattr(self, name)
             if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
                 raise ValidationError({name: "expected a list of texts"})
         if not self.accepted and not self.forbidden:
@@ -254,7 +261,7 @@ CHOICES: dict[str, Callable[[], Sequence[str]]] = {
 """Setting -> its allowed values."""
 
 
-def _one_of(name: str, found: Any, allowed: Sequence[str]) -> None:
+def _one_of(name: str, found: object, allowed: Sequence[str]) -> None:
     if found not in allowed:
         raise RecipeError(f"{name}: expected one of {', '.join(allowed)}; found {found!r}")
 
@@ -278,7 +285,7 @@ def learner_settings(agent: str) -> LearnerSettings:
     return learner_defaults(agent)
 
 
-def retrain_knobs(wanted: LearnerSettings, method: str) -> dict[str, Any]:
+def retrain_knobs(wanted: LearnerSettings, method: str) -> dict[str, object]:
     """Recipe knobs of a retrain: start of the weights, share of older feedback."""
     knobs = {"start_from": wanted.start_from, "replay_share": wanted.replay_share}
     known = method_named(method).presets["default"].as_dict()
@@ -349,7 +356,7 @@ class AgentDefinition(models.Model):
         # forms end lines with CR LF, which would be in every prompt
         self.system_prompt = self.system_prompt.replace("\r\n", "\n")
         self.template = self.template.replace("\r\n", "\n")
-        faults: dict[str, Any] = {}
+        faults: dict[str, object] = {}
         if self.slug in AGENTS:
             faults["slug"] = f"{self.slug} is an agent with a file of its own; choose another slug"
         if not places_of(self.template):
@@ -392,6 +399,37 @@ class ServingSettings(models.Model):
     max_tokens = models.PositiveIntegerField(
         null=True, blank=True, help_text="Most tokens of an answer; empty: the agent's own limit"
     )
+    budget_usd = models.FloatField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(0.0)],
+        help_text="US dollars a month for providers; then only local policies answer. Empty: no limit",
+    )
+    budget_noticed_at = models.DateTimeField(null=True, blank=True, editable=False)
+    route_policy = models.CharField(
+        max_length=200,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Policy trained here that answers where it is sure, while a hosted champion answers the rest; empty: "
+        "the champion answers everything",
+    )
+    route_loss = models.FloatField(
+        default=0.02,
+        db_default=0.02,
+        validators=[MinValueValidator(0.001), MaxValueValidator(0.5)],
+        help_text="Share of all answers that may become worse by it, with 95 % certainty",
+    )
+    route_explore = models.FloatField(
+        default=0.1,
+        db_default=0.1,
+        validators=[MinValueValidator(0.0), MaxValueValidator(1.0)],
+        help_text="Share of requests that both answer, from whose judgements the threshold is set",
+    )
+    route_threshold = models.FloatField(
+        null=True, blank=True, editable=False, help_text="Confidence at which it is sure; null: never"
+    )
+    route_report = models.JSONField(default=dict, db_default={}, editable=False)
     fallbacks = models.JSONField(
         default=list,
         blank=True,
@@ -427,3 +465,10 @@ class ServingSettings(models.Model):
         if unknown := [name for name in named if name not in known]:
             expected = f"expected policies of agent {self.agent} that can be asked, or base"
             raise ValidationError({"fallbacks": f"{expected}; found {unknown[0]!r}"})
+        own = Policy.objects.filter(agent=self.agent, name=self.route_policy).first()
+        if self.route_policy and (own is None or not own.has_files):
+            raise ValidationError(
+                {
+                    "route_policy": f"expected a policy of {self.agent} trained here, found {self.route_policy!r}"
+                }
+            )

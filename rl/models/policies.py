@@ -242,6 +242,18 @@ class Artifact(models.Model):
         return f"{self.policy} {self.format} {self.quantization}".rstrip()
 
 
+class StoredFile(models.Model):
+    """A file in the artefact store, by its path and its content."""
+
+    path = models.CharField(max_length=500, unique=True, help_text="Relative to RATCHET_HOME")
+    sha256 = models.CharField(max_length=64, db_index=True)
+    bytes = models.PositiveBigIntegerField()
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    def __str__(self) -> str:
+        return self.path
+
+
 class PolicyEvent(HistoryRow):
     """History of a policy: who moved it, when, why, with which verdicts. Append-only."""
 
@@ -311,6 +323,17 @@ class JudgingRound(models.Model):
     margin = models.FloatField(
         default=0.1, help_text="Loss of win share below one half that counts as not worse, in [0, 0.5)"
     )
+    not_inferior = models.BooleanField(
+        default=False, db_default=False, help_text='Ends with "not worse", as the gate asks no more'
+    )
+    judge = models.ForeignKey(
+        Policy,
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="rounds_judged",
+        help_text="Policy that judged the pairs beside people",
+    )
     attempt = models.PositiveIntegerField(help_text="Number of the round against this opponent, from 1")
     alpha = models.FloatField(help_text="Probability that a policy no better is called better")
     verdict = models.CharField(max_length=12, choices=Verdict, blank=True, help_text="Empty until it ended")
@@ -359,6 +382,11 @@ class JudgedPair(models.Model):
     answer = models.TextField(help_text="The policy's")
     other_answer = models.TextField(help_text="The opponent's")
     same = models.BooleanField(help_text="Both answers do the same: a tie that nobody is asked about")
+    judged = models.FloatField(
+        null=True,
+        blank=True,
+        help_text="The judge's verdict: 1 the policy's is better, -1 the opponent's; null: none",
+    )
 
     class Meta:
         ordering = ["round", "id"]

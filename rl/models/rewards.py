@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator
 from django.db import models
@@ -12,7 +10,7 @@ from django.utils import timezone
 
 from feedback.selectors import SLUG_PATTERN
 from rl.agents.base import HORIZONS, RewardFacts
-from rl.models.runs import HistoryRow, TrainingRun
+from rl.models.runs import TrainingRun
 from rl.recipes import DATASET_CONFIG
 from rl.rewards.catalogue import RewardRefused, reward_named
 from rl.rewards.horizons import outcomes_parsed, weights_checked
@@ -122,7 +120,7 @@ class RewardSettings(models.Model):
         return {name: getattr(self, f"{name}_weight") for name in HORIZONS}
 
     def clean(self) -> None:
-        faults: dict[str, Any] = {}
+        faults: dict[str, object] = {}
         try:
             if not any(weights_checked(self.weights).values()):
                 faults["delayed_weight"] = "at least one of the weights must be above 0"
@@ -151,15 +149,8 @@ class RewardSettings(models.Model):
 class RewardModelVersion(models.Model):
     """A reward model of an agent, named `<agent>-rm-v<feedback count>`."""
 
-    class Stage(models.TextChoices):
-        CANDIDATE = "candidate"
-        CHAMPION = "champion"
-        RETIRED = "retired"
-        REJECTED = "rejected"
-
     name = models.CharField(max_length=200, unique=True)
     agent = models.CharField(max_length=64)
-    stage = models.CharField(max_length=16, choices=Stage, default=Stage.CANDIDATE)
     run = models.OneToOneField(
         TrainingRun, null=True, blank=True, on_delete=models.PROTECT, related_name="reward_model"
     )
@@ -179,49 +170,7 @@ class RewardModelVersion(models.Model):
     class Meta:
         ordering = ["agent", "-id"]
         verbose_name = "reward model"
-        indexes = [models.Index(fields=["agent", "stage"])]
-        constraints = [
-            models.UniqueConstraint(
-                fields=["agent"], condition=Q(stage="champion"), name="reward_model_one_champion_per_agent"
-            ),
-            models.CheckConstraint(
-                condition=Q(stage__in=["candidate", "champion", "retired", "rejected"]),
-                name="reward_model_stage_known",
-            ),
-        ]
+        indexes = [models.Index(fields=["agent"])]
 
     def __str__(self) -> str:
         return self.name
-
-
-class RewardModelEvent(HistoryRow):
-    """History of a reward model: who did what, when, why, with which figures. Append-only."""
-
-    class Kind(models.TextChoices):
-        REGISTERED = "registered"
-        EVALUATED = "evaluated"
-        PROMOTED = "promoted"
-        REFUSED = "refused", "not promoted"
-        RETIRED = "retired"
-        REJECTED = "rejected"
-
-    reward_model = models.ForeignKey(RewardModelVersion, on_delete=models.PROTECT, related_name="events")
-    kind = models.CharField(max_length=16, choices=Kind)
-    from_stage = models.CharField(max_length=16, blank=True)
-    to_stage = models.CharField(max_length=16, blank=True)
-    actor = models.CharField(max_length=200, help_text="A user's name, or the command or job")
-    reason = models.TextField(blank=True)
-    forced = models.BooleanField(default=False)
-    figures = models.JSONField(default=dict, blank=True)
-    created_at = models.DateTimeField(default=timezone.now, editable=False)
-
-    class Meta:
-        ordering = ["-id"]
-        constraints = [
-            models.CheckConstraint(
-                condition=Q(forced=False) | ~Q(reason=""), name="reward_model_event_forced_has_reason"
-            ),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.reward_model}: {self.kind}"

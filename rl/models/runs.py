@@ -1,4 +1,4 @@
-"""Immutable snapshots, training runs with their metrics, the split of prompts, label models."""
+"""Immutable snapshots, training runs with their metrics, the split of prompts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
+
+from rl.recipes.base import Method
+from rl.recipes.methods import method_named
 
 TRAINING = "training"
 """Phase of a run in which steps are made."""
@@ -24,12 +27,12 @@ class HistoryRow(models.Model):
     class Meta:
         abstract = True
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
+    def save(self, *args: object, **kwargs: Any) -> None:
         if self.pk is not None:
             raise ValidationError("An event is history: it is never changed.")
         super().save(*args, **kwargs)
 
-    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+    def delete(self, *args: object, **kwargs: object) -> tuple[int, dict[str, int]]:
         raise ValidationError("An event is history: it is never deleted.")
 
 
@@ -42,7 +45,6 @@ class Snapshot(models.Model):
         SCORES = "scores", "scored responses"
         CORRECTIONS = "corrections", "demonstrations"
         PROMPTS = "prompts", "prompts"
-        GROUPS = "groups", "rated responses per prompt"
         PAIRS_AND_SCORES = "pairs_and_scores", "preference pairs and scored responses"
 
     agent = models.CharField(max_length=64)
@@ -118,6 +120,20 @@ class TrainingRun(models.Model):
     output = models.CharField(
         max_length=500, blank=True, help_text="Folder, relative to RATCHET_HOME where inside it"
     )
+    data_file = models.CharField(
+        max_length=500,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="File it reads, relative to RATCHET_HOME; empty: recorded feedback, or a command's file",
+    )
+    validation_file = models.CharField(
+        max_length=500,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="File whose prompts are held out; empty: none",
+    )
     steps_total = models.PositiveIntegerField(default=0)
     steps_done = models.PositiveIntegerField(default=0)
     phase = models.CharField(max_length=200, blank=True, help_text="What its process does now, in words")
@@ -147,6 +163,7 @@ class TrainingRun(models.Model):
         max_length=64,
         blank=True,
         default="",
+        db_default="",
         help_text="Opponent of an evaluation: `incumbent`, `base` or a policy; empty: the one the gate asks for",
     )
     follow_ups = models.PositiveSmallIntegerField(default=0, help_text="Times that was begun")
@@ -188,6 +205,11 @@ class TrainingRun(models.Model):
 
     def __str__(self) -> str:
         return f"run {self.pk}: {self.method} for {self.agent}, {self.status}"
+
+    @property
+    def definition(self) -> Method:
+        """The method itself. Raises RecipeError where a plugin's method is installed no more."""
+        return method_named(self.method)
 
     @property
     def seconds(self) -> float | None:
@@ -282,26 +304,3 @@ class PromptSplit(models.Model):
 
     def __str__(self) -> str:
         return f"{self.prompt_hash[:8]}: {self.split}"
-
-
-class LabelRun(models.Model):
-    """One label model of an agent, trained on people's ratings, with its calibration."""
-
-    agent = models.CharField(max_length=64)
-    base_model = models.CharField(max_length=500, help_text="Whose embeddings it reads")
-    path = models.CharField(max_length=500, help_text="Folder of the model, relative to RATCHET_HOME")
-    features = models.JSONField(default=list, help_text="What suggestions are made from")
-    left_out = models.JSONField(default=dict, help_text="Features that were not used, and why")
-    ratings = models.PositiveIntegerField(help_text="Ratings by people that it learnt from")
-    suggested = models.PositiveIntegerField(default=0, help_text="Decisions it suggested a rating for")
-    figures = models.JSONField(
-        default=dict, help_text="Accuracy, Brier score, calibration, on folds left out"
-    )
-    created_at = models.DateTimeField(default=timezone.now, editable=False)
-
-    class Meta:
-        ordering = ["-id"]
-        indexes = [models.Index(fields=["agent", "-id"])]
-
-    def __str__(self) -> str:
-        return f"{self.agent}-labels-{self.pk}"

@@ -12,27 +12,36 @@ from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 from django.utils import timezone
+from django_q.tasks import async_task
 
-from backend.disks import file_replace
+from backend.installation import file_replace
 from backend.isolation import agent_isolated
+from backend.notifications import webhooks_send
 from feedback.recording.recorder import outbox_replay
-from feedback.selectors import agent_slugs, decision_get, feedback_counts
+from feedback.selectors import agent_slugs, decision_get, feedback_counts, shadow_answers
 from feedback.services import decision_record, rating_submit
 from feedback.storage.factories import identity_of
+from feedback.storage.facts import RATING_CONTENT
 from rl.datasets import DatasetRefused
 from rl.datasets.buffer import buffer_size, buffer_size_fresh, feedback_take
 from rl.datasets.gate_distance import gate_distances_cached
+from rl.evaluation.judging import PROMPTS as JUDGED_PROMPTS
+from rl.evaluation.judging import round_create, round_dispatch
 from rl.experiments import schedule
+from rl.experiments.traffic import experiments_running
 from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic
-from rl.models import LearnerSettings, TrainingRun
+from rl.models import Experiment, JudgingRound, LearnerSettings, TrainingRun
 from rl.models.learning import learner_checked, learner_config, learner_settings, retrain_knobs
 from rl.models.runs import LEARNER
 from rl.online import champion_monitor
 from rl.recipes import DATASET_CONFIG, RecipeError
-from rl.recipes.methods import method_named
 from rl.registry.incumbents import incumbent_sync
+from rl.serving.routes import routes_reset
+from rl.serving.routing import budgets_notice
+from rl.serving.shadow import challenger_of
 
 logger = logging.getLogger("rl.online.learner")
 
@@ -72,13 +81,13 @@ class OnlineLearner:
         Raises LearnerRefused for other keys and ratings, and what feedback.services raise.
         """
         which = {"entry_id"} if "entry_id" in entry else {"prompt", "response"}
-        unknown = sorted(map(str, set(entry) - {*which, "rater", "rating", *FEEDBACK_FIELDS}))
+        unknown = sorted(map(str, set(entry) - {*which, "rater", "rating", *RATING_CONTENT}))
         if unknown or not which <= set(entry):
             raise LearnerRefused(
-                f"feedback is {{prompt, response}} or {{entry_id}} with {', '.join(FEEDBACK_FIELDS)} or "
+                f"feedback is {{prompt, response}} or {{entry_id}} with {', '.join(RATING_CONTENT)} or "
                 f"rating, and rater; found {', '.join(map(str, entry))}"
             )
-        facts = {name: entry[name] for name in FEEDBACK_FIELDS if entry.get(name) is not None}
+        facts = {name: entry[name] for name in RATING_CONTENT if entry.get(name) is not None}
         if entry.get("rating") is not None:
             facts |= _verdict(entry["rating"])
         with transaction.atomic():
@@ -96,7 +105,7 @@ class OnlineLearner:
             rating = rating_submit(decision=decision, rater=str(entry.get("rater") or "online"), **facts).row
         return str(rating.pk)
 
-    def get_status(self) -> dict[str, Any]:
+    def get_status(self) -> dict[str, object]:
         """State of the buffer, whether and why a retrain is due, the last run and the next check."""
         learner = self.settings
         size, fresh = buffer_size(self.agent), buffer_size_fresh(self.agent)
@@ -140,7 +149,7 @@ class OnlineLearner:
             order = order_automatic(self.agent, learner.method, actor=LEARNER)
         except DatasetRefused as refusal:
             raise LearnerRefused(f"{self.agent}: {refusal}") from refusal
-        if not method_named(order.method).policy:
+        if not order.definition.policy:
             raise LearnerRefused(f"{self.agent}: {order.method} makes no policy; set another method")
         order.knobs.update({**retrain_knobs(learner, order.method), **order.knobs})
         try:
@@ -191,10 +200,7 @@ class OnlineLearner:
         return False, f"{size} of {wanted.min_samples_to_retrain} new pieces of feedback needed for a retrain"
 
 
-FEEDBACK_FIELDS = ("thumb", "stars", "score", "correction", "tags", "notes")
-
-
-def _verdict(rating: Any) -> dict[str, Any]:
+def _verdict(rating: object) -> dict[str, object]:
     """A rating as a thumb, stars or a score, by its type. Raises LearnerRefused."""
     thumbs = {"up": "up", "down": "down", True: "up", False: "down"}
     if isinstance(rating, (bool, str)) and rating in thumbs:
@@ -264,11 +270,49 @@ def _replay_journals() -> list[str]:
     return [f"{replayed} decisions were replayed from the outbox"] if replayed else []
 
 
+SHADOW_LEASE = timedelta(minutes=5)
+"""Time after which a worker's turn with a shadow counts as lost, from its handing over and again from its start."""
+
+
+def _shadows() -> list[str]:
+    """Hand each running shadow to a worker that is not at it, and open its judging round once it has enough answers."""
+    done = []
+    for experiment in experiments_running():
+        if experiment.shadow:
+            done += agent_isolated(
+                f"shadow {experiment.pk}", experiment.agent, partial(_shadow_look, experiment)
+            )
+    return done
+
+
+def _shadow_look(experiment: Experiment) -> list[str]:
+    now = timezone.now()
+    free = Q(shadow_until=None) | Q(shadow_until__lt=now)
+    lease = now + SHADOW_LEASE
+    # Compare-and-swap: only one scheduler hands it over.
+    if Experiment.objects.filter(free, pk=experiment.pk).update(shadow_until=lease):
+        name = f"shadow {experiment.name}"
+        async_task("rl.tasks.shadow_answer", experiment.pk, lease.isoformat(), task_name=name)
+    policy = challenger_of(experiment)
+    ended = Q(status__in=(JudgingRound.Status.ENDED, JudgingRound.Status.FAILED))
+    rounds = JudgingRound.objects.filter(~ended | Q(created_at__gte=experiment.started_at), policy=policy)
+    if rounds.exists() or shadow_answers(experiment.agent, policy.name).count() < JUDGED_PROMPTS:
+        return []
+    control = next(arm for arm in experiment.arms.all() if arm.is_control)
+    judging = round_create(policy, against=control.policy_name, actor=schedule.CLOCK)
+    round_dispatch(judging)
+    return [f"experiment {experiment.name}: judging round {judging.pk} judges its shadow answers"]
+
+
 _PARTS: tuple[tuple[str, Callable[[], list[str]]], ...] = (
     ("reclaim", _reclaim_runs),
     ("dispatch", _redispatch_runs),
     ("follow-up", _lines_of_follow_ups),
     ("spool", _replay_journals),
+    ("webhooks", lambda: [f"{key}: taken by NOTIFY_WEBHOOK" for key in webhooks_send()]),
+    ("budgets", budgets_notice),
+    ("shadows", _shadows),
+    ("routes", routes_reset),
 )
 """Parts of a tick that are not per agent."""
 
@@ -350,7 +394,7 @@ def schedule_install() -> Any:
     return row
 
 
-def _run_summary(run: TrainingRun | None) -> dict[str, Any] | None:
+def _run_summary(run: TrainingRun | None) -> dict[str, object] | None:
     if run is None:
         return None
     policy = getattr(run, "policy", None)

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from backend import next_steps
+from backend import command
 from backend.installation import PROGRAM
 from backend.notifications import notify
 from rl.bundled_models import BUNDLED
@@ -36,9 +36,8 @@ from rl.jobs.stages import SFT_SHARE, memory_release, stage_limits
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.models.learning import learner_settings, retrain_knobs
 from rl.models.runs import RunRefused
-from rl.recipes.methods import method_named
 from rl.registry import service as registry
-from rl.registry.checklist import policy_verdict
+from rl.registry.checklist import VerdictShown, policy_verdict
 from rl.registry.files import policies_prune
 from rl.registry.gate_evidence import comparison_newest, rival_name
 from rl.registry.incumbents import incumbent_sync
@@ -60,6 +59,8 @@ class FollowUpOptions:
     deploy: bool = False
     serving_file: bool = False
     """Write the adapter for serving even if the gate refuses, so that a promotion on a page is instant."""
+    rejects: bool = True
+    """Reject a policy that the gate finds harmful; a rejected policy answers nobody."""
     quantization: str = "q4_k_m"
 
     @classmethod
@@ -75,7 +76,7 @@ class PipelineResult:
     stage: str = ""
     passed: bool = False
     reason: str = ""
-    sheet: Mapping[str, Any] = field(default_factory=dict)
+    sheet: Mapping[str, object] = field(default_factory=dict)
     exported: list[str] = field(default_factory=list)
     deployed: str = ""
     pruned: list[str] = field(default_factory=list)
@@ -85,7 +86,7 @@ class PipelineResult:
     """Verdict against the incumbent; empty without an evaluation."""
 
 
-def run_train(run_id: int, progress: Progress | None = None, *, actor: str) -> dict[str, Any]:
+def run_train(run_id: int, progress: Progress | None = None, *, actor: str) -> dict[str, object]:
     """Train a queued run; returns the training report. Raises what `train_queued` and `run_follow` raise.
 
     Small policies (the bundled base model or none) are evaluated and exported in this process, because loading the
@@ -98,13 +99,13 @@ def run_train(run_id: int, progress: Progress | None = None, *, actor: str) -> d
         return report
     report = _with_kept(report, progress)
     run = TrainingRun.objects.get(pk=run_id)
-    small = run.base_model == BUNDLED or not method_named(run.method).adapter
+    small = run.base_model == BUNDLED or not run.definition.adapter
     if run.kept_run.is_followed and small:
         run_follow(run.kept_run.pk, progress)
     return report
 
 
-def _with_kept(report: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
+def _with_kept(report: dict[str, Any], progress: Progress | None) -> dict[str, object]:
     """The training report with the kept policy and the `candidates` of the comparison."""
     if report["status"] != "succeeded" or not report["policy"]:
         return report
@@ -159,7 +160,10 @@ def run_follow(run_id: int, progress: Progress | None = None) -> PipelineResult:
         return _export_only(run, policy, progress)
     options = FollowUpOptions.of(learner_settings(policy.agent))
     if run.follow_up == FollowUp.JUDGE:
-        options = FollowUpOptions(gate=LearnerSettings.Gate.NONE, export=False, serving_file=True)
+        # whoever trains on a file of their own may ask the result, whatever the gate says
+        options = FollowUpOptions(
+            gate=LearnerSettings.Gate.NONE, export=False, serving_file=True, rejects=not run.data_file
+        )
     with pulse(run):
         outcome = policy_follow(policy, options, PhaseRecorder(run, progress), compare=run.compare)
     pending = TrainingRun.objects.filter(pk=run.pk, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
@@ -202,7 +206,7 @@ def policy_follow(
         return outcome
     report = _gate_report(policy, to, outcome, progress, evaluates=not compare)
     if report is not None:
-        outcome.passed, outcome.reason, outcome.sheet = report.passed, report.reason, report.as_dict()
+        outcome.passed, outcome.reason, outcome.sheet = report.passed, report.reason, report.dump()
         _act(policy, report, options, outcome, progress)
     policy.refresh_from_db()
     outcome.stage = str(policy.stage)
@@ -215,7 +219,7 @@ def policy_follow(
     card_write(policy)
     outcome.pruned = [gone.name for gone in policies_prune(policy.agent, actor=ACTOR)]
     outcome.next_step = _next_step(policy, outcome)
-    outcome.why = policy_verdict(policy).as_dict()
+    outcome.why = VerdictShown.of(policy_verdict(policy))
     _tell(policy, outcome)
     return outcome
 
@@ -252,7 +256,7 @@ class TrainingPipeline:
         """The planned trainings with their reasons."""
         base_model = base_model_wanted(self.agent, self.method, base_model=self.base_model)
         plan = training_plan(self.agent, self.method, base_model=base_model)
-        if not method_named(plan.main.method).policy:
+        if not plan.main.definition.policy:
             raise RunRefused(
                 f"{plan.main.method} makes no policy; train it with: {PROGRAM} train_{plan.main.method}"
             )
@@ -261,7 +265,7 @@ class TrainingPipeline:
     def order(self, training: MethodChoice) -> TrainOrder:
         """The order of a planned training; the pipeline's options apply to the main one."""
         if training is not self.plan.main:
-            config = self.config if method_named(training.method).adapter else None
+            config = self.config if training.definition.adapter else None
             knobs = dict(training.knobs)
             return TrainOrder(
                 self.agent,
@@ -297,14 +301,14 @@ class TrainingPipeline:
             plans.insert(0, {"method": training.method, "reason": training.reason, **expected})
         return plans
 
-    def train(self, progress: Progress | None = None) -> dict[str, Any]:
+    def train(self, progress: Progress | None = None) -> dict[str, object]:
         """The main run's training report, as training commands print it with --json.
 
         `candidates` lists the policies compared on the eval split; `policy` is the best of them.
         """
         return _with_kept(train.train(self.order(self.plan.main), progress), progress)
 
-    def follow(self, trained: dict[str, Any], progress: Progress | None = None) -> PipelineResult:
+    def follow(self, trained: Mapping[str, object], progress: Progress | None = None) -> PipelineResult:
         """Evaluate, gate, export and deploy the trained policy."""
         policy = Policy.objects.get(name=trained["policy"])
         return policy_follow(policy, FollowUpOptions.of(learner_settings(self.agent)), progress)
@@ -329,14 +333,14 @@ def _phase_progress(progress: Progress | None, name: str) -> Progress | None:
 def _next_step(policy: Policy, outcome: PipelineResult) -> str:
     stage = str(policy.stage)
     if stage == Policy.Stage.CHAMPION:
-        return next_steps.after_promotion(policy.name, policy.agent, policy.kind)
+        return command.after_promotion(policy.name, policy.agent, policy.kind)
     if stage == Policy.Stage.CHALLENGER:
-        return next_steps.after_challenge(policy.name, policy.agent)
+        return command.after_challenge(policy.name, policy.agent)
     if outcome.passed:
-        return next_steps.after_gate_opens(policy.name)
+        return command.after_gate_opens(policy.name)
     if stage == Policy.Stage.REJECTED:
-        return next_steps.after_rejection(policy.agent, outcome.reason)
-    return next_steps.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
+        return command.after_rejection(policy.agent, outcome.reason)
+    return command.after_gate_stays_closed(policy.agent, gate_distance(policy.agent).further)
 
 
 def _evaluated(policy: Policy, compare: str, outcome: PipelineResult, progress: Progress | None) -> bool:
@@ -386,7 +390,7 @@ def _act(
         if report.passed and options.gate != LearnerSettings.Gate.NONE:
             _serving_file(policy, progress)
             registry.policy_promote(policy, options.gate, actor=ACTOR, reason="passed the gate")
-        elif not report.passed and report.harmful:
+        elif not report.passed and report.harmful and options.rejects:
             registry.policy_reject(policy, actor=ACTOR, reason=report.reason)
     except registry.RegistryRefused as refusal:
         # Somebody moved this or another policy a moment ago: their move stands.

@@ -2,7 +2,9 @@
 
 from rl.recipes.base import BASE as BASE
 from rl.recipes.base import CHAMPION as CHAMPION
+from rl.recipes.base import DISTIL as DISTIL
 from rl.recipes.base import SFT_STAGE as SFT_STAGE
+from rl.recipes.base import STAGE_STARTS as STAGE_STARTS
 from rl.recipes.base import AdapterRecipe as AdapterRecipe
 from rl.recipes.base import BasicRecipe as BasicRecipe
 from rl.recipes.base import Method as Method

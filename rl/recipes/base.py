@@ -61,8 +61,11 @@ class BasicRecipe:
         """A copy whose passes fit `rows` training rows."""
         return self
 
-    def with_knobs(self, **knobs: Any) -> Self:
-        """A copy with knobs replaced; text is converted to the knob's type. Raises RecipeError."""
+    def with_knobs(self, **knobs: object) -> Self:
+        """A copy with knobs replaced; text is converted to the knob's type, `2x` is twice the present number.
+
+        Raises RecipeError.
+        """
         types = {f.name: type(getattr(self, f.name)) for f in dataclasses.fields(self)}
         converted: dict[str, Any] = {}
         for name, value in knobs.items():
@@ -70,6 +73,8 @@ class BasicRecipe:
                 raise RecipeError(
                     f"no knob {name!r} in {type(self).__name__}; knobs: {', '.join(sorted(types))}"
                 )
+            if types[name] is float and isinstance(value, str) and value.endswith("x"):
+                value = getattr(self, name) * _convert(name, value.removesuffix("x"), float)
             converted[name] = _convert(name, value, types[name])
         return dataclasses.replace(self, **converted)
 
@@ -77,8 +82,12 @@ class BasicRecipe:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, knobs: dict[str, Any]) -> Self:
+    def from_dict(cls, knobs: dict[str, object]) -> Self:
         return cls().with_knobs(**knobs)
+
+
+PADDING = 2.0
+"""Most tokens computed at once with their padding, by those that fit into memory without."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +98,12 @@ class Recipe(BasicRecipe):
     """Most passes over the same rows for `min_steps`."""
     many_rows_factor: ClassVar[int] = 1
     """Factor on `min_steps` if that takes at most MOST_PASSES passes: many rows need more steps."""
-    supports_full_finetuning: ClassVar[bool] = False
-    """True if its trainer supports full fine-tuning (`lora_r` 0)."""
+    makes_policy: ClassVar[bool] = True
+    """False for a reward model, which answers nobody."""
+    eval_metric: ClassVar[str] = "eval_loss"
+    """Figure of the eval split by which weights are compared; the least is the best."""
+    least_steps: ClassVar[Mapping[str, int]] = {}
+    """Knob of steps -> its least value on few rows (`rl.recipes.fit`)."""
     epochs: float = 3.0
     """Passes over the training rows; fractions allowed."""
     max_steps: int = -1
@@ -109,7 +122,7 @@ class Recipe(BasicRecipe):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     lora_r: int = 16
-    """Rank of the LoRA adapter. 0 is full fine-tuning: all weights except embeddings and output head."""
+    """Rank of the LoRA adapter."""
     lora_alpha: int = 32
     lora_dropout: float = 0.0
     max_length: int = 1024
@@ -138,9 +151,6 @@ class Recipe(BasicRecipe):
     """Most minutes of a run with all its stages; 0 sets no limit. Passes and rows are fitted to it before training
     (`rl.recipes.fit`), and training stops at it. Without an accelerator the default is 20 for base models other than
     the bundled one, unless a preset, passes or steps are named."""
-    curriculum: str = "none"
-    """Order of training rows in each epoch, easy to hard by `margin` (pairs), `length` or number of `steps`; `none`
-    shuffles."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,6 +159,7 @@ class Recipe(BasicRecipe):
             "batch_size",
             "gradient_accumulation",
             "learning_rate",
+            "lora_r",
             "lora_alpha",
             "max_length",
             "max_completion_length",
@@ -156,34 +167,17 @@ class Recipe(BasicRecipe):
             "logging_steps",
             "max_grad_norm",
         )
-        self._not_negative(
-            "lora_r", "weight_decay", "eval_steps", "micro_tokens", "min_steps", "patience", "minutes"
-        )
+        self._not_negative("weight_decay", "eval_steps", "micro_tokens", "min_steps", "patience", "minutes")
         for knob in ("warmup_ratio", "lora_dropout"):
             if not 0 <= getattr(self, knob) < 1:
                 raise RecipeError(f"{knob} must be in [0, 1), found {getattr(self, knob)!r}")
-        if self.whole and not self.supports_full_finetuning:
-            raise RecipeError(
-                "lora_r 0, full fine-tuning: this method trains LoRA adapters only; expected a rank above 0"
-            )
-        if self.whole and (self.quantization != "none" or self.lora_dropout):
-            raise RecipeError(
-                "lora_r 0, full fine-tuning, trains the weights themselves: expected --set quantization=none and "
-                f"--set lora_dropout=0, found {self.quantization} and {self.lora_dropout:g}"
-            )
         if self.max_steps == 0 or self.max_steps < -1:
             raise RecipeError(
                 f"max_steps must be above 0, or -1 for as many as epochs asks for; found {self.max_steps}"
             )
-        self._one_of("curriculum", ORDERS)
         self._one_of("checkpoints", ("newest", "epoch"))
         self._one_of("quantization", ("none", "4bit"))
         self._one_of("lr_scheduler", ("cosine", "linear", "constant", "constant_with_warmup"))
-
-    @property
-    def whole(self) -> bool:
-        """True for full fine-tuning, without LoRA."""
-        return self.lora_r == 0
 
     @property
     def trained_copies(self) -> int:
@@ -203,6 +197,20 @@ class Recipe(BasicRecipe):
 
     def _steps_per_epoch(self, rows: int) -> float:
         return math.ceil(math.ceil(rows / self.batch_size) / self.gradient_accumulation)
+
+    def micro_batch(self, tokens: float, longest: int, room: float) -> dict[str, int]:
+        """Knobs of micro-batches of `room` tokens that keep the step's rows; a row has `tokens`, at most `longest`."""
+        # the rows of a micro-batch are padded to its longest
+        return self._split(max(tokens, longest / PADDING), room)
+
+    def _split(self, tokens: float, room: float, least: int = 1) -> dict[str, int]:
+        step = self.batch_size * self.gradient_accumulation
+        rows = max(least, divisor_of(step, int(room / tokens)))
+        return {
+            "batch_size": rows,
+            "gradient_accumulation": max(1, step // rows),
+            "micro_tokens": round(PADDING * room),
+        }
 
     def fit_to_rows(self, rows: int) -> Self:
         """A copy whose `epochs` give at least `min_steps` optimiser steps on `rows` training rows."""
@@ -226,8 +234,8 @@ def positive_number(value: Any) -> int | None:
 
 
 def divisor_of(size: int, most: int) -> int:
-    """The largest divisor of a size that is at most `most`."""
-    return next(part for part in range(min(size, most), 0, -1) if size % part == 0)
+    """The largest divisor of a size that is at most `most`; 1 if `most` is below 1."""
+    return next((part for part in range(min(size, most), 0, -1) if size % part == 0), 1)
 
 
 def _convert(name: str, value: Any, kind: type) -> Any:
@@ -255,7 +263,13 @@ BASE, CHAMPION, START = "base", "champion", "start"
 SFT_STAGE = "sft"
 """Start of a run from an SFT policy that it trains first, on what people wrote and liked."""
 
-DATASET_KINDS = ("pairs", "labels", "corrections", "scores", "groups", "prompts", "pairs_and_scores")
+DISTIL = "distil"
+"""Learning from the unrated answers of one policy: a method's name, a start, and SFT's `sources`."""
+
+STAGE_STARTS: dict[str, dict[str, str]] = {SFT_STAGE: {}, DISTIL: {"sources": DISTIL}}
+"""Start that a run trains first -> the knobs of that SFT."""
+
+DATASET_KINDS = ("pairs", "labels", "corrections", "scores", "prompts", "pairs_and_scores")
 """Kinds of datasets, as in `rl.models.Snapshot`."""
 
 
@@ -277,8 +291,6 @@ class Method:
     """Text of `train_<slug> --help`: what it learns from, and an example."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Knob that is an option of the command -> its help."""
-    flags: Mapping[str, Flag] = field(default_factory=dict, repr=False)
-    """Options without a value, by name."""
     policy: bool = True
     """True if its result answers and enters the registry; a reward model only judges."""
     rewarded: bool = False
@@ -295,15 +307,6 @@ class Method:
     def preset(self, wanted: str) -> str:
         """The preset of that name; `default` if the method lacks it."""
         return wanted if wanted in self.presets else "default"
-
-
-@dataclass(frozen=True)
-class Flag:
-    """Option of a training command that sets one knob to one value."""
-
-    knob: str
-    value: Any
-    help: str
 
 
 SMALL_GPU: dict[str, Any] = {
@@ -335,13 +338,10 @@ class AdapterRecipe(Recipe):
     model would not write by itself."""
     warm_up_learning_rate: float = 0.0
     """Learning rate of the warm-up; 0 uses `learning_rate`."""
-    search: int = 0
-    """Recipes to try on the eval split, this one first; the best is kept (`rl.training.search`). 0 and 1 train this
-    one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._not_negative("warm_up_steps", "warm_up_learning_rate", "search")
+        self._not_negative("warm_up_steps", "warm_up_learning_rate")
         if not self.start_from:
             raise RecipeError("start_from must be base, champion or the name of a policy, found nothing")
 
@@ -353,8 +353,6 @@ class AdapterRecipe(Recipe):
 @dataclass(frozen=True)
 class SampledRecipe(AdapterRecipe):
     """Knobs of the methods whose policy samples answers that rewards judge."""
-
-    supports_full_finetuning: ClassVar[bool] = True
 
     epochs: float = 1.0
     lr_scheduler: str = "constant"
@@ -393,10 +391,6 @@ class SampledRecipe(AdapterRecipe):
             raise RecipeError(
                 f"max_length ({self.max_length}) must leave room for a prompt beside max_new_tokens "
                 f"({self.max_new_tokens})"
-            )
-        if self.search > 1:
-            raise RecipeError(
-                "search compares recipes by given answers of the eval split; this method samples its own"
             )
         if self.checkpoints == "epoch":
             raise RecipeError(
@@ -444,18 +438,3 @@ class AnswerRecipe(AdapterRecipe):
     def rehearsed_rows(self) -> int:
         """General prompts rehearsed per step."""
         return max(1, self.batch_size * self.gradient_accumulation // ROWS_PER_REHEARSED)
-
-
-SEARCH = {
-    "search": "Number of recipes (learning rate, epochs, beta) to try; the best on the eval split is kept. "
-    "Example: --search 8"
-}
-"""Option of the methods whose recipes can be compared on the eval split."""
-
-
-# --- Order of the training rows ---
-
-
-ORDERS = ("none", "margin", "length", "steps")
-"""`margin`: pairs whose sides differ most first. `length`: short prompts and responses first. `steps`: few messages,
-tool calls and trace steps first."""

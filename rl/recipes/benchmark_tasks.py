@@ -26,7 +26,7 @@ BENCHMARKS: dict[str, Path] = {}
 
 SCORERS = {
     "listed_option": "listed: 1 where the answer is a JSON object of one key whose value is one of the item's options",
-    "code_execution": "passed: share of the item's tests (docs/rewards.md) that its code passes, in the sandbox",
+    "code_execution": "passed: share of tests that the code passes, in the sandbox (docs/reward-reference.md)",
 }
 """Value of `process_results` -> its metric and meaning."""
 
@@ -56,7 +56,7 @@ class TaskFolder:
     """`bundled`, `installed`, or the folder's path."""
     config: Mapping[str, Any] = field(repr=False)
     """The harness's configuration without the location of its items."""
-    items: Mapping[str, list[dict[str, Any]]] = field(repr=False)
+    items: Mapping[str, list[dict[str, object]]] = field(repr=False)
     """Split -> its items."""
     sha256: str
     """Hash of the configuration and all files of items."""
@@ -79,11 +79,11 @@ def task_names() -> list[str]:
     return [*bundled_names(), *BENCHMARKS]
 
 
-def benchmark_register(name: str, found: Any) -> None:
+def benchmark_register(name: str, found: object) -> None:
     """Registers a plugin's task folder (`backend.plugins`) by the name in its configuration; its items are read when it
     runs. Raises ValueError if it is none, or its name is taken."""
     if not isinstance(found, (str, Path)):
-        raise ValueError(f"expected the path of a task folder (docs/benchmarks.md), found {found!r:.80}")
+        raise ValueError(f"expected the path of a task folder (docs/figures.md), found {found!r:.80}")
     folder = Path(found).resolve()
     if not folder.is_dir():
         raise ValueError(f"expected a task folder at {folder}, found none")
@@ -116,12 +116,12 @@ def _configuration_file(folder: Path) -> Path:
     if len(files) != 1:
         raise TaskRefused(
             f"expected one YAML file in the task folder {folder}, found {', '.join(f.name for f in files) or 'none'}"
-            "; docs/benchmarks.md shows one"
+            "; docs/figures.md shows one"
         )
     return files[0]
 
 
-def _configuration(file: Path, text: bytes) -> dict[str, Any]:
+def _configuration(file: Path, text: bytes) -> dict[str, object]:
     """A task's configuration: an object with a name."""
     try:
         config = yaml.safe_load(text)
@@ -190,7 +190,7 @@ def _item_files(config: Mapping[str, Any], file: Path) -> dict[str, Path]:
     return found
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path) -> list[dict[str, object]]:
     rows = []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
         if not line.strip():

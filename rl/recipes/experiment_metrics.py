@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ def metric_of(name: str) -> Metric:
     raise MetricError(f"expected one of {', '.join(METRICS)} or outcome:<name>, found {name!r}")
 
 
-GUARDRAILS: tuple[dict[str, Any], ...] = (
+GUARDRAILS: tuple[Mapping[str, object], ...] = (
     {"metric": "error_rate", "margin": 0.02},
     {"metric": "latency_ms", "margin": 0.25},
 )
@@ -77,7 +77,7 @@ class Guardrail:
         return math.log1p(self.margin) if self.metric.log else self.margin
 
 
-def guardrails_checked(given: Any) -> list[dict[str, Any]]:
+def guardrails_checked(given: object) -> list[dict[str, Any]]:
     """The list as it is stored. Raises MetricError unless it is a list of {metric, margin, goal?}."""
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         raise MetricError('expected a list of {"metric": ..., "margin": ...}')
@@ -95,7 +95,7 @@ def guardrails_checked(given: Any) -> list[dict[str, Any]]:
     return given
 
 
-def guardrails_of(given: Sequence[dict[str, Any]]) -> list[Guardrail]:
+def guardrails_of(given: Sequence[dict[str, object]]) -> list[Guardrail]:
     """Stored guardrails as objects. Raises MetricError."""
     found = []
     for one in guardrails_checked(list(given)):

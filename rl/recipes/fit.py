@@ -8,42 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rl.recipes.base import ORDERS, AdapterRecipe, Recipe
-from rl.recipes.dpo import DPORecipe
-from rl.recipes.grpo import GRPORecipe
-from rl.recipes.kto import KTORecipe
-from rl.recipes.ppo import PPORecipe
-from rl.recipes.reward_model import RewardModelRecipe
-from rl.recipes.sft import SFTRecipe
+from rl.recipes.base import AdapterRecipe, Recipe
 
 MINUTES = 20.0
 """Default time limit without an accelerator, for base models other than the bundled one."""
 
-STEPS: dict[type[Recipe], dict[str, int]] = {
-    SFTRecipe: {"min_steps": 48},
-    DPORecipe: {"min_steps": 30, "warm_up_steps": 24},
-    KTORecipe: {"min_steps": 36, "warm_up_steps": 24},
-    RewardModelRecipe: {"min_steps": 36},
-    GRPORecipe: {"min_steps": 24},
-    PPORecipe: {"min_steps": 16},
-}
-"""Recipe -> least steps on few rows; `many_rows_factor` doubles SFT's on many. On 182 rows with rehearsed general
-prompts SmolLM2's held-out loss still fell at step 48 of SFT; 131 pairs were learnt in 12 steps of DPO."""
-
 RATES = ("learning_rate", "warm_up_learning_rate", "value_learning_rate")
+
+SMALL = 1e9
+"""Base models below so many parameters are trained by the preset `cpu` on an accelerator too: its rates and steps were
+measured on models of 3M to 270M, and those of the other presets are for models of some billions."""
 
 LARGE = 2e9
 """Base models of at least this many parameters get a LoRA of rank 8, enough for some thousand rows."""
 
 ACTIVATION_BYTES = 2e9
 """Memory for the activations of one micro-batch."""
-
-PADDING = 2.0
-"""Tokens computed at once with their padding, at most, by those that ACTIVATION_BYTES holds."""
 
 TOKEN_BYTES = 1.2e6
 """Activation bytes per token in float32 at REFERENCE_PARAMETERS (30 layers, width 576); they grow with the square root
@@ -88,7 +72,7 @@ class Speed:
 
 
 def rate_scale(parameters: int) -> float:
-    """Factor on the learning rates of the preset `cpu`: 1 up to 135M parameters (docs/training-sft.md), then falling.
+    """Factor on the learning rates of the preset `cpu`: 1 up to 135M parameters (docs/models.md), then falling.
 
     The best LoRA rate falls with model width as width^-0.78 (Schulman et al. 2025, "LoRA Without Regret"), about the
     fourth root of the parameters: 0.61 at 1B, 0.36 at 8B.
@@ -99,15 +83,15 @@ def rate_scale(parameters: int) -> float:
 def recipe_fitted(recipe: Recipe, work: Workload, named: Collection[str] = ()) -> Recipe:
     """The recipe with steps, batch, rate, rank and length fitted to the rows and the base model, except `named` knobs.
 
-    Unchanged on an accelerator, where the preset was chosen by the device's memory.
+    Unchanged for a larger base model on an accelerator, where the preset was chosen by the device's memory.
     """
-    if work.device != "cpu" or not work.rows:
+    if not work.rows or (work.device != "cpu" and work.parameters >= SMALL):
         return recipe
     knobs: dict[str, Any] = dict(_steps_of(recipe))
     scale = rate_scale(work.parameters)
     values = recipe.as_dict()
     knobs |= {rate: float(f"{values[rate] * scale:.2g}") for rate in RATES if values.get(rate)}
-    if not recipe.whole and work.parameters >= LARGE:
+    if work.parameters >= LARGE:
         knobs |= {"lora_r": 8, "lora_alpha": 16}
     length = min(max(64 * math.ceil(work.longest / 64), SHORTEST), LONGEST)
     knobs["max_length"] = length + values.get("max_new_tokens", 0)
@@ -120,41 +104,14 @@ def recipe_fitted(recipe: Recipe, work: Workload, named: Collection[str] = ()) -
 
 
 def _steps_of(recipe: Recipe) -> dict[str, int]:
-    steps = next((steps for kind, steps in STEPS.items() if isinstance(recipe, kind)), {})
     values = recipe.as_dict()
-    return {knob: min(number, values[knob]) for knob, number in steps.items() if values[knob]}
+    return {knob: min(least, values[knob]) for knob, least in recipe.least_steps.items() if values[knob]}
 
 
 def _batch_knobs(recipe: Recipe, work: Workload) -> dict[str, int]:
     """Rows of a micro-batch that fit in memory, and micro-batches that keep the step's number of rows."""
     token_bytes = TOKEN_BYTES * math.sqrt(work.parameters / REFERENCE_PARAMETERS)
-    room = ACTIVATION_BYTES / token_bytes
-    if isinstance(recipe, PPORecipe):
-        rows = _rows_within(room / (work.tokens + recipe.max_new_tokens), 1, recipe.mini_batch_size)
-        return {"gradient_accumulation": recipe.mini_batch_size // rows}
-    step = recipe.batch_size * recipe.gradient_accumulation
-    if isinstance(recipe, GRPORecipe):
-        group = recipe.num_generations
-        tokens = work.tokens + group * recipe.max_new_tokens
-        groups = _rows_within(room / tokens, 1, step // group)
-        return {"batch_size": groups * group, "gradient_accumulation": step // (groups * group)}
-    # KTO computes each prompt with the response to another too, and compares rows of a micro-batch
-    is_kto = isinstance(recipe, KTORecipe)
-    # SFT and DPO compute a few long rows by themselves; others pad all rows of a micro-batch to its longest
-    tokens = work.tokens
-    if not isinstance(recipe, SFTRecipe | DPORecipe):
-        tokens = max(tokens, work.longest / PADDING)
-    rows = _rows_within(room / (tokens * (2 if is_kto else 1)), 4 if is_kto else 1, step)
-    return {
-        "batch_size": rows,
-        "gradient_accumulation": max(1, step // rows),
-        "micro_tokens": round(PADDING * room),
-    }
-
-
-def _rows_within(room: float, least: int, most: int) -> int:
-    """The largest divisor of `most` that is at most `room`, and at least `least`."""
-    return max(least, next((n for n in range(most, 0, -1) if most % n == 0 and n <= room), 1))
+    return recipe.micro_batch(work.tokens, work.longest, ACTIVATION_BYTES / token_bytes)
 
 
 @dataclass(frozen=True)
@@ -279,21 +236,20 @@ def memory_of(
     size: float,
     kept: float,
     process: float = PROCESS_GB * GB,
-    judges: int = 0,
 ) -> Memory:
-    """Memory of a training: `size` is the bytes of a frozen weight, `judges` the number of reward models.
+    """Memory of a training: `size` is the bytes of a frozen weight.
 
-    A warm-up is trained on a base of its own. Reward models do not share the base where whole weights are trained.
+    A warm-up is trained on a base of its own.
     """
     bases = 2 if getattr(recipe, "warm_up_steps", 0) else 1
-    weights = (bases + judges * recipe.whole) * shape.parameters * size
+    weights = bases * shape.parameters * size
     return Memory(weights, trained_bytes(shape, recipe), kept, process)
 
 
 def trained_bytes(shape: ModelShape, recipe: Recipe) -> float:
     """Bytes of what is trained, in float32: weight, gradient, two moments; of a reference the weight alone."""
     width = 8 * shape.hidden_size + 3 * (shape.hidden_size + shape.middle)
-    trained = shape.parameters if recipe.whole else shape.layers * recipe.lora_r * width
+    trained = shape.layers * recipe.lora_r * width
     return trained * (16.0 * recipe.trained_copies + 4.0 * recipe.has_adapter_reference)
 
 
@@ -351,49 +307,3 @@ def sizes_that_fit(
             gb = round(memory_of(shape, recipe, size=weight, kept=kept).gb, 1)
             found.append(Fit(size, quantization, gb, gb <= 0.9 * memory_gb))
     return found
-
-
-def curriculum_order(rows: Sequence[Mapping[str, Any]], by: str) -> list[int]:
-    """Indices of the rows, easiest first; ties and `none` keep the order.
-
-    Raises ValueError for another name, and for `margin` if a row has none.
-    """
-    if by not in ORDERS:
-        raise ValueError(f"an order is one of {', '.join(ORDERS)}; found {by!r}")
-    if by == "none":
-        return list(range(len(rows)))
-    hard = [difficulty(row, by) for row in rows]
-    return sorted(range(len(rows)), key=lambda i: hard[i])
-
-
-def difficulty(row: Mapping[str, Any], by: str) -> float:
-    """Difficulty of a row; only the order has a meaning."""
-    if by == "margin":
-        margin = row.get("margin")
-        if not isinstance(margin, (int, float)):
-            raise ValueError(
-                "curriculum=margin needs rows with a margin, which preference pairs have; use length or steps"
-            )
-        return -float(margin)
-    said = [row[side] for side in ("completion", "chosen", "rejected") if side in row]
-    said += row.get("completions") or []
-    if by == "length":
-        return float(sum(_characters(part) for part in [row.get("prompt") or [], *said]))
-    steps = len(row.get("prompt") or []) + sum(_calls(part) for part in said)
-    state = row.get("state")
-    if isinstance(state, Mapping):
-        steps += len(state.get("steps") or [])
-    return float(steps)
-
-
-def _characters(said: Any) -> int:
-    if isinstance(said, str):
-        return len(said)
-    return sum(len(message.get("content") or "") for message in said)
-
-
-def _calls(said: Any) -> int:
-    """Messages and tool calls of a response; a text is one message."""
-    if isinstance(said, str):
-        return 1
-    return sum(1 + len(message.get("tool_calls") or []) for message in said)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from rl.recipes.base import (
     HIGH_QUALITY,
     SAMPLING_OPTIONS,
     SMALL_GPU,
-    Flag,
     Method,
     RecipeError,
     SampledRecipe,
@@ -26,11 +26,11 @@ class GRPORecipe(SampledRecipe):
     `batch_size` is responses per micro-batch, whole groups of `num_generations`.
     """
 
+    least_steps: ClassVar[Mapping[str, int]] = {"min_steps": 24}
+
     batch_size: int = 16
-    mode: str = "online"
-    """`online` samples answers and scores them; `logged` learns from several rated answers to one prompt."""
     num_generations: int = 8
-    """Answers per prompt that are compared, at least 2; in `logged` mode the assumed size of a group."""
+    """Answers per prompt that are compared, at least 2."""
     learning_rate: float = 1e-5
     beta: float = 0.04
     """Penalty per nat of KL to the reference (k3, per token); 0 leaves it out."""
@@ -44,29 +44,24 @@ class GRPORecipe(SampledRecipe):
     """Passes over each batch of responses."""
     epsilon: float = 0.2
     """Clip range of the probability ratio around 1."""
-    max_ratio: float = 2.0
-    """In `logged` mode, the cap of the importance weight against the base (CISPO, arXiv 2506.13585)."""
     vllm: str = "off"
     """Sampling engine: `off` this process, `colocate` vLLM beside it, `server` a vLLM server (TRL's settings apply)."""
 
     @property
-    def has_adapter_reference(self) -> bool:
-        """True if the reference is the adapter that training starts from; in `logged` mode it is the base."""
-        return super().has_adapter_reference and self.mode == "online"
-
-    @property
     def constrains(self) -> bool:
-        return self.constrained_decoding and self.mode == "online" and self.vllm == "off"
+        return self.constrained_decoding and self.vllm == "off"
+
+    def micro_batch(self, tokens: float, longest: int, room: float) -> dict[str, int]:
+        group, step = self.num_generations, self.batch_size * self.gradient_accumulation
+        groups = divisor_of(step // group, int(room / (tokens + group * self.max_new_tokens)))
+        return {"batch_size": groups * group, "gradient_accumulation": step // (groups * group)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._above_zero("num_iterations", "epsilon", "max_ratio")
+        self._above_zero("num_iterations", "epsilon")
         self._not_negative("beta")
-        self._one_of("mode", ("online", "logged"))
         self._one_of("loss", ("dapo", "grpo", "bnpo", "dr_grpo"))
-        self._one_of(
-            "scale_rewards", ("group", "none") if self.mode == "logged" else ("group", "batch", "none")
-        )
+        self._one_of("scale_rewards", ("group", "batch", "none"))
         self._one_of("vllm", ("off", "colocate", "server"))
         if self.num_generations < 2 or self.batch_size % self.num_generations:
             raise RecipeError(
@@ -79,7 +74,7 @@ class GRPORecipe(SampledRecipe):
         """Prompts of a micro-batch."""
         return max(1, self.batch_size // self.num_generations)
 
-    def with_knobs(self, **knobs: Any) -> Self:
+    def with_knobs(self, **knobs: object) -> Self:
         """A copy with knobs changed; a new `batch_size` adapts the size of groups, unless it is named."""
         size = positive_number(knobs.get("batch_size"))
         if size is not None:
@@ -87,14 +82,7 @@ class GRPORecipe(SampledRecipe):
             knobs.setdefault("num_generations", group if group > 1 else size)  # a prime is one group
         return super().with_knobs(**knobs)
 
-    def fit_to_rows(self, rows: int) -> Self:
-        """A copy whose `epochs` give at least `min_steps` steps; logged answers keep `epochs`, as more passes move
-        further from the policy that wrote them."""
-        return self if self.mode == "logged" else super().fit_to_rows(rows)
-
     def _steps_per_epoch(self, rows: int) -> float:
-        if self.mode == "logged":
-            return math.ceil(math.ceil(rows / self.groups) / self.gradient_accumulation)
         return math.ceil(rows / (self.groups * self.gradient_accumulation)) * self.num_iterations
 
 
@@ -129,16 +117,6 @@ METHOD = Method(
         "num_generations": "Sampled responses per prompt (the group). Example: --num-generations 8",
     }
     | SAMPLING_OPTIONS,
-    flags={
-        "logged": Flag(
-            "mode",
-            "logged",
-            (
-                "Sample nothing: train on recorded prompts that have several rated responses (default: "
-                "sample)."
-            ),
-        )
-    },
     rewarded=True,
     kl_knob="beta",
 )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl.recipes.base import HIGH_QUALITY, SEARCH, SMALL_GPU_ROWS, AnswerRecipe, Method, RecipeError
+from rl.recipes.base import HIGH_QUALITY, PADDING, SMALL_GPU_ROWS, AnswerRecipe, Method, RecipeError
 
 
 @dataclass(frozen=True)
 class KTORecipe(AnswerRecipe):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, arXiv 2402.01306): single responses, good or bad."""
 
-    supports_full_finetuning: ClassVar[bool] = True
+    least_steps: ClassVar[Mapping[str, int]] = {"min_steps": 36, "warm_up_steps": 24}
 
     beta: float = 0.1
     """Strength of the pull towards the base policy, above 0."""
@@ -26,18 +27,19 @@ class KTORecipe(AnswerRecipe):
     sft_weight: float = 0.0
     """Weight of the good responses' negative log-likelihood (nats per token), as in DPO: the loss alone never teaches
     an answer format that the base model does not write."""
-    balance: str = "weights"
-    """`weights` gives the rarer kind more weight; `downsample` drops training rows of the other down to 4 : 3."""
     reward_threshold: float = 0.0
     """Reward in (0, 1) from which an unrated response counts as good, below it as bad; 0 uses the agent's reward
     settings (0.5 by default)."""
+
+    def micro_batch(self, tokens: float, longest: int, room: float) -> dict[str, int]:
+        # each prompt is computed with the response to another too, and the rows of a micro-batch are compared
+        return self._split(2 * max(tokens, longest / PADDING), room, least=4)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._above_zero("beta")
         self._not_negative("desirable_weight", "undesirable_weight", "sft_weight")
         self._one_of("loss", ("kto", "apo_zero_unpaired", "logistic"))
-        self._one_of("balance", ("weights", "downsample"))
         if not 0 <= self.reward_threshold < 1:
             raise RecipeError(
                 f"reward_threshold must be between 0 and 1, or 0 for the agent's own; found {self.reward_threshold!r}"
@@ -75,8 +77,7 @@ METHOD = Method(
     "rl.training.estimates:kto",
     help="Train a policy on thumbs, stars and scores of single responses by Kahneman-Tversky optimisation "
     "(KTO) and register it. Example: manage.py train_kto --agent widgets",
-    options=SEARCH
-    | {
+    options={
         "beta": "Weight of staying near the reference policy, above 0. Example: --beta 0.1",
         "loss": "Loss: kto, apo_zero_unpaired or logistic. Example: --loss kto",
     },

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rl.recipes.base import DATASET_KINDS, Method, Recipe, RecipeError
+from rl.recipes.base import DATASET_KINDS, DISTIL, Method, Recipe, RecipeError
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -27,11 +27,14 @@ def _discover() -> dict[str, Method]:
 METHODS: dict[str, Method] = _discover()
 """Slug -> method: built-in ones, and plugins' once registered."""
 
-RECIPES: dict[str, Mapping[str, Any]] = {slug: method.presets for slug, method in METHODS.items()}
+RECIPES: dict[str, Mapping[str, object]] = {slug: method.presets for slug, method in METHODS.items()}
 """Method -> its presets."""
 
 RLHF = "rlhf"
 """RLHF as one method: a reward model from the feedback, then PPO against it."""
+
+PLANS = (DISTIL, RLHF)
+"""Methods of two stages: SFT on one policy's answers, then preferences; a reward model, then PPO."""
 
 AUTO = "auto"
 """The method that fits the feedback."""
@@ -58,7 +61,7 @@ def method_named(slug: str) -> Method:
     return METHODS[slug]
 
 
-def recipe_named(method: str, preset: str, overrides: Mapping[str, Any] | None = None) -> Any:
+def recipe_named(method: str, preset: str, overrides: Mapping[str, object] | None = None) -> Any:
     """A preset of a method with an operator's overrides (the method's section of RATCHET_CONFIG).
 
     Raises RecipeError for an unknown method, preset or knob, naming the known ones.
@@ -69,7 +72,7 @@ def recipe_named(method: str, preset: str, overrides: Mapping[str, Any] | None =
     return presets[preset].with_knobs(**(overrides or {}))
 
 
-def method_register(name: str, found: Any) -> None:
+def method_register(name: str, found: object) -> None:
     """Registers a plugin's method (`backend.plugins`). Raises ValueError if it is no Method, or its slug is taken."""
     if not isinstance(found, Method):
         raise ValueError(f"expected a Method (rl.recipes.base), found {found!r:.80}")
@@ -77,7 +80,7 @@ def method_register(name: str, found: Any) -> None:
         return
     if not isinstance(found.slug, str) or not re.fullmatch(SLUG, found.slug):
         raise ValueError(f"expected a slug of small letters, digits and _, found {found.slug!r}")
-    if found.slug in (*METHODS, RLHF, AUTO):
+    if found.slug in (*METHODS, *PLANS, AUTO):
         raise ValueError(f"the slug {found.slug!r} is taken by another method: choose another slug")
     if fault := _fault(found):
         raise ValueError(f"method {found.slug}: {fault}")
@@ -100,7 +103,7 @@ def _fault(method: Method) -> str:
             return f"expected {what} as `module:name`, found {getattr(method, what)!r}"
     if not (method.policy and method.adapter):
         return "expected policy and adapter to be true: plugins bring methods that train an adapter which answers"
-    knobs = [*method.options, *(flag.knob for flag in method.flags.values())]
+    knobs = [*method.options]
     knobs += ["reward", method.kl_knob] if method.rewarded else []
     if unknown := [knob for knob in knobs if knob not in presets["default"].as_dict()]:
         return f"expected options that are knobs of {method.recipe.__name__}, found {', '.join(map(repr, unknown))}"
@@ -116,11 +119,9 @@ LINEAR_KINDS = ("pairs", "scores", "corrections", "pairs_and_scores")
 
 
 def dataset_kind(slug: str, knobs: Mapping[str, Any]) -> str:
-    """Kind of dataset of a method, by a reward model's objective, GRPO's mode, a linear policy's feedback."""
+    """Kind of dataset of a method, by a reward model's objective, a linear policy's feedback."""
     if knobs.get("feedback") in LINEAR_KINDS:
         return str(knobs["feedback"])
-    if knobs.get("mode") == "logged":
-        return "groups"
     return OBJECTIVE_KINDS.get(knobs.get("objective", ""), method_named(slug).kind)
 
 
@@ -135,7 +136,7 @@ max_pairs_per_prompt: most training pairs of a prompt; held-out prompts give one
 reward_threshold: reward in [0, 1] from which an unrated response counts as good, and below which as bad."""
 
 
-ONLINE_LEARNING_CONFIG: dict[str, Any] = {
+ONLINE_LEARNING_CONFIG: Mapping[str, object] = {
     "min_samples_to_retrain": 100,
     "max_buffer_size": 10_000,
     "retrain_interval_hours": 24.0,
@@ -164,6 +165,7 @@ AB_TESTING_KNOBS = (
     "alpha",
     "tuning",
     "min_units",
+    "not_inferior",
     "guardrails",
     "slices",
     "on_win",

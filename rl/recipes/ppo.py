@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from rl.recipes.base import (
     HIGH_QUALITY,
@@ -28,6 +29,8 @@ class PPORecipe(SampledRecipe):
 
     most_passes: ClassVar[int] = 60
     """More than other methods: each pass samples new responses."""
+
+    least_steps: ClassVar[Mapping[str, int]] = {"min_steps": 16}
 
     batch_size: int = 8
     mini_batch_size: int = 4
@@ -67,12 +70,12 @@ class PPORecipe(SampledRecipe):
     whiten_rewards: bool = False
     """Divide rewards by their standard deviation over the batch before estimating advantages."""
     value_backbone: str = "adapter"
-    """`adapter` gives the value its own LoRA (with `lora_r` 0 a copy of the weights), `shared` puts its head on the
+    """`adapter` gives the value its own LoRA , `shared` puts its head on the
     policy's."""
     top_k: int = 50
     top_p: float = 0.95
     vllm_server: str = ""
-    """URL of a vLLM server that samples (docs/cluster.md); empty samples in this process."""
+    """URL of a vLLM server that samples (docs/hardware.md); empty samples in this process."""
 
     @property
     def constrains(self) -> bool:
@@ -81,6 +84,10 @@ class PPORecipe(SampledRecipe):
     @property
     def trained_copies(self) -> int:
         return 2 if self.value_backbone == "adapter" else 1
+
+    def micro_batch(self, tokens: float, longest: int, room: float) -> dict[str, int]:
+        rows = divisor_of(self.mini_batch_size, int(room / (tokens + self.max_new_tokens)))
+        return {"gradient_accumulation": self.mini_batch_size // rows}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,13 +123,8 @@ class PPORecipe(SampledRecipe):
             raise RecipeError(
                 f"batch_size ({self.batch_size}) must be a multiple of samples_per_prompt ({self.samples_per_prompt})"
             )
-        if self.whole and self.vllm_server:
-            raise RecipeError(
-                "vllm_server is sent a LoRA adapter, and lora_r 0 trains whole weights: leave out vllm_server, or "
-                "train a LoRA adapter (--lora-r 16)"
-            )
 
-    def with_knobs(self, **knobs: Any) -> Self:
+    def with_knobs(self, **knobs: object) -> Self:
         """A copy with knobs changed; a new `batch_size` adapts the sizes that must divide it, unless they are named."""
         size = positive_number(knobs.get("batch_size"))
         if size is not None:

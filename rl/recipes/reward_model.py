@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -19,7 +20,8 @@ FACTS = "reward_model.json"
 class RewardModelRecipe(Recipe):
     """A model that scores responses."""
 
-    supports_full_finetuning: ClassVar[bool] = True
+    makes_policy: ClassVar[bool] = False
+    least_steps: ClassVar[Mapping[str, int]] = {"min_steps": 36}
 
     objective: str = "pairwise"
     """`pairwise` ranks (Bradley-Terry), `regression` predicts scores in [0, 1], `binary` thumbs."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from backend.bodies import Answer
 from backend.installation import PROGRAM
 from feedback.cache import CostAwareCache
 from feedback.rating.requests import sampled_prompts
@@ -97,6 +97,30 @@ STANDINGS = {
 """Stage without a further gate -> its standing."""
 
 
+class NextStep(Answer):
+    kind: str
+    words: str
+    answers: int
+    """Answers to rate or compare, about."""
+    judging_round: int | None
+    """Judging round in which they are compared; null where the queue asks for them."""
+    minutes: int
+
+
+class VerdictShown(Answer):
+    """Verdict against what answers today, as commands, the API and results show it."""
+
+    state: str
+    """ready, waits, refused, not compared, serving."""
+    words: str
+    against: str
+    basis: str
+    """Whose ratings these are."""
+    representative: bool | None
+    action: NextStep | None
+    """null if nothing is to be done."""
+
+
 def policy_verdict(policy: Policy) -> Verdict:
     """Verdict on a policy against its rival, as every page, command and endpoint shows it."""
     standing = STANDINGS.get(Policy.Stage(policy.stage), "")
@@ -130,7 +154,7 @@ def _sampled(agent: str, evidence: Evidence) -> bool:
 def _judge(policy: Policy, to: str, evaluation: Evaluation) -> tuple[Evidence, GateReport]:
     """The judged comparison, cached until the comparison, the bounds or the policy change: permutation
     tests are slow."""
-    key = (policy.pk, evaluation.pk, to, str(gate_bounds(policy.agent).as_dict()), rounds_state(policy))
+    key = (policy.pk, evaluation.pk, to, str(gate_bounds(policy.agent)), rounds_state(policy))
     return _judged.get(key, lambda: evaluation_judged(policy, evaluation, to))
 
 
@@ -235,7 +259,7 @@ def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance 
     return 0, "Rate more, then evaluate again."
 
 
-def _answers_missing(figures: Mapping[str, Any]) -> str:
+def _answers_missing(figures: Mapping[str, object]) -> str:
     """What a judging round still needs, as an action."""
     if "round" not in figures:
         share = WinShare(0, 0, 0, alpha_of_attempt(GateBounds().alpha, 1), 0.0).further or 0

@@ -6,7 +6,7 @@ Answers come from stored evaluations, from which erasure removes what it must; n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,8 @@ def policy_diff(left: Policy, right: Policy) -> dict[str, Any]:
 
 
 def _different(
-    left: dict[str, Any], right: dict[str, Any], *, same_too: bool = False
-) -> dict[str, list[Any]]:
+    left: Mapping[str, object], right: Mapping[str, object], *, same_too: bool = False
+) -> dict[str, list[object]]:
     names = [*left, *(name for name in right if name not in left)]
     return {
         name: [left.get(name), right.get(name)]
@@ -51,9 +51,9 @@ def _different(
     }
 
 
-def _data(policy: Policy, run: TrainingRun | None) -> dict[str, Any]:
+def _data(policy: Policy, run: TrainingRun | None) -> dict[str, object]:
     snapshot = run.snapshot if run else None
-    facts: dict[str, Any] = {"ratings and comparisons": policy.feedback_count}
+    facts: dict[str, object] = {"ratings and comparisons": policy.feedback_count}
     if snapshot is not None:
         facts |= {f"{snapshot.kind}, {split}": count for split, count in snapshot.counts.items()}
         facts |= {
@@ -64,14 +64,14 @@ def _data(policy: Policy, run: TrainingRun | None) -> dict[str, Any]:
     return facts
 
 
-def _recipe(run: TrainingRun | None) -> dict[str, Any]:
+def _recipe(run: TrainingRun | None) -> dict[str, object]:
     if run is None:
         return {}
     return {"method": run.method, "preset": run.config, "base model": run.base_model, **run.recipe}
 
 
-def _figures(policy: Policy) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
+def _figures(policy: Policy) -> dict[str, object]:
+    figures: dict[str, object] = {}
     for name, title in (("liked", "liked answers"), ("known_answer", "correct by the known answer")):
         if (share := share_of(policy.metrics, name)) is not None:
             figures[title] = share.percent + (f" [{share.interval}]" if share.interval else "")
@@ -100,7 +100,7 @@ def _evidence(policy: Policy) -> StoredEvidence:
     return found
 
 
-def _answers(left: Policy, right: Policy) -> list[dict[str, Any]]:
+def _answers(left: Policy, right: Policy) -> list[dict[str, object]]:
     mine = {one["prompt_hash"]: one for one in _evidence(left).get("answers", [])}
     examples = []
     for other in _evidence(right).get("answers", []):

@@ -1,11 +1,9 @@
-"""Files of agents and policies: renaming and deleting an agent, and which policies' files are kept."""
+"""Files of agents and policies: deleting an agent, and which policies' files are kept."""
 
 from __future__ import annotations
 
-import filecmp
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,13 +14,14 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import CharField, Model
 
-from rl.agents import AGENTS
+from rl import artifacts
 from rl.gates.headlines import headline_of
-from rl.models import AgentDefinition, Artifact, Experiment, LabelRun, Policy, PolicyEvent, TrainingRun
+from rl.models import AgentDefinition, Artifact, Experiment, Policy, PolicyEvent, StoredFile, TrainingRun
+from rl.models.fine_tuning import tuned_models
 from rl.models.learning import learner_settings
 from rl.registry import service as registry
 
-FOLDERS = ("policies", "snapshots", "labels")
+FOLDERS = ("policies", "snapshots")
 """Folders of RATCHET_HOME with a folder per agent."""
 
 DATA_FOLDERS = (*FOLDERS, "runs", "exports")
@@ -34,80 +33,27 @@ PATHS = ("path", "adapter_path", "output", "checkpoint", "base_model")
 UNDER_WAY = (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING)
 
 
-def refusal(agent: str, new: str | None) -> str:
-    """Why an agent cannot be renamed or deleted (new: None) now; empty if it can."""
+def refusal(agent: str) -> str:
+    """Why an agent cannot be deleted now; empty if it can."""
     run = TrainingRun.objects.filter(agent=agent, status__in=UNDER_WAY).order_by("pk").first()
     if run is not None:
         return f"run {run.pk} of {agent} is {run.status}: cancel it or wait until it ends"
-    if new is None:
-        running = Experiment.objects.filter(agent=agent, status=Experiment.Status.RUNNING).first()
-        return f"experiment {running.name} of {agent} is running: stop it first" if running else ""
-    if agent in AGENTS and agent != new:
-        return f"{agent} is a built-in or plugin agent: its name is defined in code and cannot be changed"
-    if new in AGENTS:
-        return f"{new} is the name of a built-in or plugin agent; choose another name"
-    return ""
+    running = Experiment.objects.filter(agent=agent, status=Experiment.Status.RUNNING).first()
+    return f"experiment {running.name} of {agent} is running: stop it first" if running else ""
 
 
-def artifacts_trained(agent: str) -> dict[str, list[Any]]:
-    """Successful runs, policies and label models of an agent."""
+def artifacts_trained(agent: str) -> dict[str, list[object]]:
+    """Successful runs and policies of an agent."""
     runs = TrainingRun.objects.filter(agent=agent, status=TrainingRun.Status.SUCCEEDED)
     trained = Policy.objects.filter(agent=agent, kind__in=(Policy.Kind.ADAPTER, Policy.Kind.LINEAR))
     return {
         "runs": list(runs.order_by("pk").values_list("pk", flat=True)),
         "policies": list(trained.order_by("pk").values_list("name", flat=True)),
-        "labels": [str(row) for row in LabelRun.objects.filter(agent=agent).exclude(path="").order_by("pk")],
     }
 
 
 def definition_rows(agent: str) -> int:
     return AgentDefinition.objects.filter(slug=agent).count()
-
-
-# --- Renaming -----------------------------------------------------------------------------------------------
-
-
-def rename(agent: str, new: str) -> None:
-    """Renames the agent's definition and the folders in stored paths."""
-    AgentDefinition.objects.filter(slug=agent).update(slug=new)
-    for model, column in _path_columns():
-        for folder in FOLDERS:
-            for root in (folder, str(_home() / folder)):
-                before, after = f"{root}/{agent}/", f"{root}/{new}/"
-                rows: Any = model._default_manager.filter(**{f"{column}__startswith": before})
-                for pk, path in list(rows.values_list("pk", column)):
-                    model._default_manager.filter(pk=pk).update(**{column: after + path[len(before) :]})
-
-
-def files_link(agent: str, new: str) -> None:
-    """Hard-links each file under the new name, or copies it if the file system has no links."""
-    for folder in FOLDERS:
-        old_root, new_root = _home() / folder / agent, _home() / folder / new
-        for file in _files(old_root):
-            other = new_root / file.relative_to(old_root)
-            if other.exists():
-                continue  # of an attempt before
-            other.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(file, other)
-            except OSError:
-                half = other.with_name(f".{other.name}.half")
-                shutil.copy2(file, half)
-                half.replace(other)
-
-
-def files_unlink(agent: str, new: str) -> int:
-    """Removes old names of files that exist under the new name. Returns how many."""
-    count = 0
-    for folder in FOLDERS:
-        old_root, new_root = _home() / folder / agent, _home() / folder / new
-        for file in _files(old_root):
-            other = new_root / file.relative_to(old_root)
-            if other.exists() and (other.samefile(file) or filecmp.cmp(file, other, shallow=False)):
-                file.unlink()
-                count += 1
-        _remove_empty(old_root)
-    return count
 
 
 # --- Deleting -----------------------------------------------------------------------------------------------
@@ -119,7 +65,7 @@ def files(agent: str) -> list[str]:
     found |= {f"runs/{pk}" for pk in TrainingRun.objects.filter(agent=agent).values_list("pk", flat=True)}
     found |= set(Artifact.objects.filter(policy__agent=agent).values_list("path", flat=True))
     for model, column in _path_columns():
-        if column in ("path", "adapter_path", "output") and model is not Artifact:
+        if column in ("path", "adapter_path", "output") and model not in (Artifact, StoredFile):
             rows: Any = model._default_manager.filter(agent=agent).exclude(**{column: ""})
             found |= set(rows.values_list(column, flat=True))
     inside = sorted(str(path) for text in found if (path := _owned_path(text)) is not None)
@@ -153,6 +99,7 @@ def files_remove(agent: str) -> int:
         if path is None or any(str(path) == name or name.startswith(f"{path}/") for name in named):
             continue
         whole = _home() / path
+        artifacts.forget(path)
         count += sum(1 for _ in _files(whole)) if whole.is_dir() else 1
         shutil.rmtree(whole) if whole.is_dir() else whole.unlink()
         _remove_empty(whole.parent)
@@ -185,6 +132,8 @@ def _owned_path(text: str) -> Path | None:
 def _referenced_paths() -> Iterator[str]:
     """Every path in RATCHET_HOME that a row refers to, and the folders of existing runs."""
     for model, column in _path_columns():
+        if model is StoredFile:
+            continue
         rows: Any = model._default_manager.order_by().exclude(**{column: ""})
         for text in rows.values_list(column, flat=True).distinct():
             if (path := _owned_path(text)) is not None:
@@ -248,7 +197,10 @@ def policies_retained(agent: str) -> dict[int, str]:
         reasons[replaced.policy_id] = "the champion before"
     at_work = TrainingRun.objects.filter(agent=agent, status__in=(Status.QUEUED, Status.RUNNING))
     begun = {recipe.get("start_from") for recipe in at_work.values_list("recipe", flat=True)}
+    tuned = tuned_models()
     for policy in policies:
+        if policy.name in tuned and policy.stage != Stage.REJECTED:
+            reasons[policy.pk] = "it answers as a fine-tuned model"
         if policy.name in begun:
             reasons[policy.pk] = "a run starts from it"
         if policy.stage in (Stage.CHAMPION, Stage.CHALLENGER):
@@ -283,9 +235,12 @@ def policies_prune(agent: str, *, actor: str) -> list[Policy]:
 
 
 def _remove(path: Path) -> int:
-    """Deletes a file or folder below the data folder. Returns the bytes freed, 0 if it is elsewhere or gone."""
+    """Deletes a file or folder below the data folder, here and in the store. Returns the bytes freed here, 0 if it is
+    elsewhere or gone."""
     path = path.resolve()
     inside = any(path.is_relative_to(settings.RATCHET_HOME / room) for room in ("policies", "exports"))
+    if inside:
+        artifacts.forget(path)
     if not inside or not path.exists():
         return 0
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]

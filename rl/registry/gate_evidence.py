@@ -124,7 +124,7 @@ def _answer_pair(stored: StoredAnswer, *, asked: bool) -> AnswerPair:
     )
 
 
-def gate_difference(evaluation: Evaluation) -> dict[str, Any] | None:
+def gate_difference(evaluation: Evaluation) -> dict[str, object] | None:
     """The policy's gain by the leading evidence, with the interval whose lower end the gate reads; None without a
     comparison.
 
@@ -182,7 +182,9 @@ def attempt_of(evaluation: Evaluation) -> int:
     return max(len(subjects) + paid, 1)
 
 
-def order_facts(options: Mapping[str, Any], weights: Path | None, test_data: Path | None) -> dict[str, Any]:
+def order_facts(
+    options: Mapping[str, object], weights: Path | None, test_data: Path | None
+) -> dict[str, object]:
     """Facts that distinguish evaluations of one policy on the same prompts; stored in the figures.
 
     options: as asked; unset ones are left out. weights: file of an unregistered checkpoint, whose folder may change.
@@ -275,7 +277,7 @@ def gate_benchmarks(policy: Policy, tasks: Sequence[str]) -> dict[str, Any]:
     return {"benchmarks": cases}
 
 
-def benchmark_summary(result: BenchmarkResult) -> dict[str, Any]:
+def benchmark_summary(result: BenchmarkResult) -> dict[str, object]:
     """A result for REST, `--json` and cards, without its items."""
     return {
         "task": result.task,

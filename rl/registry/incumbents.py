@@ -30,7 +30,7 @@ AHEAD = 2.0
 
 ACTOR = "incumbents"
 
-RESERVED = frozenset({"base", "champion", "compare", "incumbent", "sft", "start"})
+RESERVED = frozenset({"base", "champion", "compare", "distil", "incumbent", "sft", "start"})
 """Words that options and addresses use in place of a policy's name."""
 
 Kind, Stage, Event = Policy.Kind, Policy.Stage, PolicyEvent.Kind

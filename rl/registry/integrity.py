@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 
 from backend import notifications
 from backend.installation import PROGRAM
+from rl import artifacts
 from rl.bundled_models import BUNDLED_MODEL, resolve_base_model
 from rl.checksums import FileDamaged, base_fault, file_check, is_sum, sums_check
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
@@ -83,6 +83,12 @@ def adapter_folder(policy: Policy, wish: str = "load") -> Path:
     also reported."""
     files_check(policy, wish)
     folder = settings.RATCHET_HOME / policy.adapter_path
+    try:
+        artifacts.fetch(policy.adapter_path)
+    except artifacts.StoreFailed as failure:
+        if not folder.is_dir():
+            raise FileDamaged(folder, policy.adapter_sha256, "", str(failure)) from failure
+        logger.warning("%s", failure)
     if folder.is_dir():  # one that is gone is refused by whoever opens it, in the words of that place
         try:
             adapter_check(policy, folder)
@@ -139,7 +145,7 @@ def _tell(key: str, event: str, text: str, **facts: str) -> None:
     threading.Thread(target=send, name="ratchet-notice", daemon=True).start()
 
 
-def verify(policies: Iterable[Policy] | None = None) -> dict[str, Any]:
+def verify(policies: Iterable[Policy] | None = None) -> dict[str, object]:
     """Compares files with their checksums: of these policies, or of all policies, snapshots, reward models and base
     models.
 
@@ -172,7 +178,9 @@ def _findings(policies: Iterable[Policy] | None) -> Iterator[Damage]:
     for version in RewardModelVersion.objects.order_by("pk"):
         folder = settings.RATCHET_HOME / version.path
         weights = folder / weights_name(version.architecture)
-        yield _finding(version.name, "reward model", weights, version.sha256, f"{RESTORE}, or train it again")
+        yield from _weights_findings(
+            version.name, "reward model", weights, version.sha256, f"{RESTORE}, or train it again"
+        )
     yield _folder_finding(
         "the bundled base model", BUNDLED_MODEL, "check it out again: git checkout rl/bundled_model"
     )
@@ -188,13 +196,18 @@ def _of_policy(policy: Policy) -> Iterator[Damage]:
     folder = settings.RATCHET_HOME / policy.adapter_path
     whose = f"policy {policy.name}"
     weights = folder / weights_name(policy.kind)
-    yield _finding(whose, "adapter", weights, policy.adapter_sha256, adapter_remedy(policy))
-    rest = _folder_finding(whose, folder, adapter_remedy(policy))
-    if not rest.sound and rest.path != str(weights):
-        yield rest
+    yield from _weights_findings(whose, "adapter", weights, policy.adapter_sha256, adapter_remedy(policy))
     for artifact in policy.artifacts.order_by("pk"):
         again = f"export it again: export_model --policy {policy.name} --format {artifact.format}"
         yield _finding(whose, "export", settings.RATCHET_HOME / artifact.path, artifact.sha256, again)
+
+
+def _weights_findings(what: str, kind: str, weights: Path, expected: str, remedy: str) -> Iterator[Damage]:
+    """The weights, and the first other file of their folder that is damaged."""
+    yield _finding(what, kind, weights, expected, remedy)
+    rest = _folder_finding(what, weights.parent, remedy, kind)
+    if not rest.sound and rest.path != str(weights):
+        yield rest
 
 
 def _finding(what: str, kind: str, path: Path, expected: str, remedy: str) -> Damage:
@@ -209,8 +222,7 @@ def _finding(what: str, kind: str, path: Path, expected: str, remedy: str) -> Da
     return Damage(what, kind, str(path), "whole")
 
 
-def _folder_finding(what: str, folder: Path, remedy: str) -> Damage:
-    kind = "base model" if "base" in what else "adapter"
+def _folder_finding(what: str, folder: Path, remedy: str, kind: str = "base model") -> Damage:
     try:
         count = sums_check(folder, remedy)
     except FileDamaged as damage:

@@ -1,7 +1,7 @@
 """Judging rounds: which pair a rater sees next, what is stored of an answer, and the state of a round.
 
 A prompt is the unit: it counts once it has as many judgements as the round asks for, by the sign of their sum. The
-round ends with the first verdict "better" or "worse", or when all its prompts are judged.
+round ends with the first verdict that answers its question, or when all its prompts are judged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import uuid
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
@@ -23,6 +22,7 @@ from feedback.models import Decision
 from rl.gates.report import JudgingEvidence
 from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy
 from rl.statistics.assignment import BASE
+from rl.statistics.intervals import Interval
 from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
 
 SECONDS_PER_ANSWER = 10
@@ -82,6 +82,15 @@ class RoundStanding:
         return min(prompts, counts.waiting) * self.raters_each if prompts <= 2 * counts.waiting else None
 
     @property
+    def interval(self) -> Interval:
+        """Win share among decided prompts."""
+        return Interval(self.share.value, self.share.low, self.share.high, self.share.decided)
+
+    def dump(self) -> dict[str, object]:
+        """Counts and interval, as stored at the end."""
+        return {**asdict(self.counts), "share": asdict(self.interval)}
+
+    @property
     def minutes(self) -> int:
         """About how many minutes they take."""
         return minutes_of(self.further or 0)
@@ -107,15 +116,6 @@ class RoundStanding:
             opponent=opponent, margin=100 * share.margin, yet="" if self.is_over else " yet"
         )
         return f"{verdict} {found}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Counts and interval, as stored and returned."""
-        share = self.share
-        return {
-            **asdict(self.counts),
-            "share": {"value": share.value, "low": share.low, "high": share.high, "n": share.decided},
-            "confidence": share.confidence,
-        }
 
 
 VERDICT_WORDS = {
@@ -157,7 +157,9 @@ def round_standing(judging: JudgingRound) -> RoundStanding:
         if judging.status == Status.ENDED and judging.result
         else _counts(judging)
     )
-    share = WinShare(counts.wins, counts.losses, counts.ties, judging.alpha, judging.margin)
+    share = WinShare(
+        counts.wins, counts.losses, counts.ties, judging.alpha, judging.margin, judging.not_inferior
+    )
     is_over = judging.status == Status.ENDED
     return RoundStanding(counts, share, judging.verdict or share.verdict, judging.raters, is_over)
 
@@ -170,7 +172,7 @@ def _counts(judging: JudgingRound) -> RoundCounts:
         votes.setdefault(pair, []).append(preference)
         raters.add(rater)
     found: Counter[str] = Counter()
-    shown = set(_standing_pairs(judging).values_list("pk", flat=True))
+    shown = set(pairs_standing(judging).values_list("pk", flat=True))
     for pair, same in judging.pairs.order_by().values_list("pk", "same"):
         # two raters may judge the last place of a prompt at once: the first judgement counts
         given = votes.get(pair, [])[: judging.raters]
@@ -192,7 +194,7 @@ def round_close_if_settled(judging: JudgingRound) -> bool:
         if not row.is_open:
             return row.status == Status.ENDED
         standing = round_standing(row)
-        settled = standing.verdict in (BETTER, WORSE)
+        settled = standing.share.settled
         used_up = row.status == Status.RUNNING and not standing.counts.waiting
         if settled or used_up:
             _end(row, standing, "a verdict is reached" if settled else "all prompts are judged")
@@ -210,7 +212,7 @@ def round_stop(judging: JudgingRound, *, actor: str, reason: str = "") -> Judgin
 
 
 def _end(row: JudgingRound, standing: RoundStanding, reason: str) -> None:
-    row.status, row.verdict, row.result = Status.ENDED, standing.verdict, standing.as_dict()
+    row.status, row.verdict, row.result = Status.ENDED, standing.verdict, standing.dump()
     row.ended_at = timezone.now()
     row.reason = "; ".join(filter(None, (row.reason, reason)))
     row.save(update_fields=["status", "verdict", "result", "ended_at", "reason"])
@@ -269,7 +271,7 @@ def pair_next(judging: JudgingRound, rater: str, skip: Collection[str] = ()) -> 
     if not judging.is_open:
         return None
     passed = set(skip)
-    rows = _standing_pairs(judging).exclude(judgements__rater=rater).annotate(given=Count("judgements"))
+    rows = pairs_standing(judging).exclude(judgements__rater=rater).annotate(given=Count("judgements"))
     waiting = [
         (-given, _secret(rater, pk, "turn"), pk)
         for pk, given in rows.filter(given__lt=judging.raters).order_by().values_list("pk", "given")
@@ -278,7 +280,7 @@ def pair_next(judging: JudgingRound, rater: str, skip: Collection[str] = ()) -> 
     return pair_shown(judging.pairs.get(pk=min(waiting)[2]), rater) if waiting else None
 
 
-def _standing_pairs(judging: JudgingRound) -> QuerySet[JudgedPair]:
+def pairs_standing(judging: JudgingRound) -> QuerySet[JudgedPair]:
     """Pairs to judge: different answers, and a decision that was not withdrawn."""
     standing = Decision.objects.filter(pk=OuterRef("decision"), withdrawal=None)
     return judging.pairs.filter(Exists(standing), same=False)
@@ -307,7 +309,7 @@ def pair_shown(pair: JudgedPair, rater: str) -> ShownPair | None:
 class ComparedPair:
     """A judged pair with its outcome for the policy: win, loss or tie."""
 
-    turns: Sequence[Any]
+    turns: Sequence[object]
     answer: str
     other_answer: str
     outcome: str
@@ -367,28 +369,3 @@ def _swapped(pair: uuid.UUID, rater: str) -> bool:
 
 def _secret(rater: str, pair: uuid.UUID, use: str) -> int:
     return int(salted_hmac(f"judging {use}", f"{rater}\n{pair}", algorithm="sha256").hexdigest()[:12], 16)
-
-
-def round_represent(judging: JudgingRound) -> dict[str, Any]:
-    """A round as the API and the command return it."""
-    standing = round_standing(judging)
-    return {
-        "id": judging.pk,
-        "agent": judging.agent,
-        "policy": judging.policy.name,
-        "against": judging.opponent_name,
-        "status": str(judging.status),
-        "prompts": judging.prompts,
-        "pairs": judging.pairs.count(),
-        "raters_each": judging.raters,
-        "margin": judging.margin,
-        "attempt": judging.attempt,
-        "verdict": standing.verdict,
-        "words": standing.words(judging.policy.name, judging.opponent_name),
-        **standing.as_dict(),
-        "further": standing.further,
-        "reason": judging.reason,
-        "address": f"/rate/pairs/?round={judging.pk}",
-        "created_at": judging.created_at.isoformat(),
-        "ended_at": judging.ended_at.isoformat() if judging.ended_at else None,
-    }

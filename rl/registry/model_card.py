@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from backend.disks import file_replace
+from backend.installation import file_replace
 from rl.gates.headlines import Headline, Share, headline_of, share_of
+from rl.gates.report import GateReport
 from rl.linear.model import WEIGHTS as LINEAR_WEIGHTS
 from rl.models import Policy, PolicyEvent, TrainingRun
 from rl.registry import service as registry
@@ -86,11 +87,7 @@ def _kind(policy: Policy) -> list[str]:
             "",
         ]
     linear = policy.kind == Policy.Kind.LINEAR
-    library, tag = (
-        ("scikit-learn", "linear")
-        if linear
-        else ("peft", "full-fine-tuning" if _is_full_fine_tuning(policy) else "lora")
-    )
+    library, tag = ("scikit-learn", "linear") if linear else ("peft", "lora")
     origin = f"for the agent `{policy.agent}`, stage *{policy.stage}*, made {policy.created_at:%Y-%m-%d %H:%M} UTC."
     header = ["---", f"library_name: {library}"]
     if not linear:
@@ -104,19 +101,13 @@ def _kind(policy: Policy) -> list[str]:
             "- base model: none; it picks an answer and writes none",
             f"- `{LINEAR_WEIGHTS}` SHA-256: `{policy.adapter_sha256}`",
         ]
-    full = _is_full_fine_tuning(policy)
     return [
         *header,
-        f"{'Weights, fully fine-tuned, as whole tensors on the base,' if full else 'A LoRA adapter'} {origin}",
+        f"A LoRA adapter {origin}",
         "",
         f"- base model: `{policy.base_model}` (SHA-256 {policy.base_model_hash[:16] or 'not known'})",
         f"- adapter SHA-256: `{policy.adapter_sha256}`",
     ]
-
-
-def _is_full_fine_tuning(policy: Policy) -> bool:
-    """True if the base model's weights were trained, without LoRA."""
-    return policy.run is not None and policy.run.recipe.get("lora_r") == 0
 
 
 def _data(run: TrainingRun | None) -> list[str]:
@@ -193,10 +184,11 @@ def _gate(policy: Policy) -> list[str]:
     )
     if event is None:
         return ["No gate report yet."]
+    report = GateReport.read(event.verdicts)
     forced = [f"**Promoted by force** by {event.actor}: {event.reason}", ""] if event.forced else []
     return forced + [
-        f"- {verdict['rule']}: {verdict['outcome']}, {verdict['words']}"
-        for verdict in event.verdicts.get("verdicts", [])
+        f"- {verdict.rule}: {verdict.outcome}, {verdict.words}"
+        for verdict in (report.verdicts if report else ())
     ]
 
 

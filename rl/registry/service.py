@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -13,6 +12,8 @@ from django.dispatch import Signal
 
 from backend.installation import PROGRAM
 from feedback.rating.requests import verdict_ask
+from rl import artifacts
+from rl.checksums import FileDamaged
 from rl.gates.headlines import (
     baseline_text,
     coverage_text,
@@ -22,9 +23,10 @@ from rl.gates.headlines import (
     liked_of,
     right_answer_figure,
 )
-from rl.gates.report import GateReport, GeneralAnswers, StoredReport
+from rl.gates.report import GateReport, GeneralAnswers
 from rl.models import Artifact, Evaluation, Policy, PolicyEvent, TrainingRun
 from rl.registry.gate_evidence import evidence_of, gate_difference, policy_judge, rival_name
+from rl.registry.integrity import adapter_folder
 from rl.registry.judging import rounds_end
 
 logger = logging.getLogger("rl.registry.service")
@@ -208,8 +210,9 @@ def policy_evaluated(policy: Policy, evaluation: Evaluation, *, actor: str) -> N
         )
 
 
-def artifact_register(policy: Policy, *, actor: str, **facts: Any) -> Artifact:
-    """Records an exported file; exporting again to the same place replaces the record."""
+def artifact_register(policy: Policy, *, actor: str, **facts: object) -> Artifact:
+    """Records an exported file and stores it; exporting again to the same place replaces the record."""
+    artifacts.put(str(facts["path"]))
     with transaction.atomic():
         artifact, _ = Artifact.objects.update_or_create(policy=policy, path=facts.pop("path"), defaults=facts)
         PolicyEvent.objects.create(
@@ -229,14 +232,14 @@ def policy_promote(
     actor: str,
     reason: str = "",
     force: bool = False,
-    live: Mapping[str, Any] | None = None,
+    live: Mapping[str, object] | None = None,
 ) -> Policy:
     """Promotes a policy to challenger or champion; retires the champion it replaces in the same transaction.
 
     The agent's gate must open by the newest evaluation against the champion (or the base model). `force` with a reason
     overrides it, on record for ever. The event keeps the gate report, refusals included. live: figures of an experiment
     that showed it to be better with users; the gate then only asks whether it is not worse. Its serving files are
-    written first, so that it can answer once the promotion is known. Raises RegistryRefused.
+    written first, so that it can answer once the promotion is known. Raises RegistryRefused, also for a damaged file.
     """
     if to not in (Stage.CHALLENGER, Stage.CHAMPION):
         raise RegistryRefused(f"{policy.name}: expected promotion to challenger or champion, found {to!r}")
@@ -267,7 +270,7 @@ def policy_promote(
         reason=reason,
         forced=force,
         verdicts={
-            **(report.as_dict() if report else {}),
+            **(report.dump() if report else {}),
             **({"live": dict(live)} if live is not None else {}),
         },
     )
@@ -276,19 +279,30 @@ def policy_promote(
 def _refusal_record(policy: Policy, to: str, fault: str, report: GateReport | None, *, actor: str) -> None:
     """Records a refused promotion with its gate report. It is lost if the caller rolls back its own transaction, as
     experiments do, which keep their own history."""
-    nothing: StoredReport = {"to": to, "against": rival_name(policy), "passed": False, "verdicts": []}
-    verdicts = report.as_dict() if report else nothing
+    nothing = {"to": to, "against": rival_name(policy), "passed": False, "verdicts": []}
+    verdicts = report.dump() if report else nothing
     PolicyEvent.objects.create(policy=policy, kind=Kind.GATED, actor=actor, reason=fault, verdicts=verdicts)
 
 
 def _prepare(policy: Policy, *, force: bool) -> None:
-    """Prepares what serves a policy. Raises RegistryRefused if nothing could answer for it, unless forced."""
+    """Prepares what serves a policy. Raises RegistryRefused if a file is damaged and, unless forced, if nothing could
+    answer for it."""
+    _undamaged(policy)
     try:
         policy_promoting.send(sender=Policy, policy=policy)
     except PreparationRefused as refusal:
         if not force:
             raise RegistryRefused(f"{policy.name} stays {policy.stage}: {refusal}") from refusal
         logger.warning("%s is promoted by force although it cannot be served: %s", policy.name, refusal)
+
+
+def _undamaged(policy: Policy) -> None:
+    """Raises RegistryRefused if a file of a policy differs from its record."""
+    try:
+        if policy.has_files:
+            adapter_folder(policy)
+    except FileDamaged as damage:
+        raise RegistryRefused(f"{policy.name} stays {policy.stage}: {damage}") from damage
 
 
 def _gate_fault(policy: Policy, report: GateReport | None) -> str:
@@ -324,7 +338,7 @@ def policy_gated(policy: Policy, to: str, *, actor: str) -> GateReport:
     if report is None:
         raise RegistryRefused(f"{policy.name}: {_gate_fault(policy, None)}")
     PolicyEvent.objects.create(
-        policy=policy, kind=Kind.GATED, actor=actor, reason=report.reason, verdicts=report.as_dict()
+        policy=policy, kind=Kind.GATED, actor=actor, reason=report.reason, verdicts=report.dump()
     )
     return report
 
@@ -355,6 +369,7 @@ def policy_rollback(agent: str, *, actor: str, reason: str = "") -> Policy:
         earlier = champions_before(agent)
         if not earlier:
             raise RegistryRefused(f"{present.name} has no predecessor to roll back to")
+        _undamaged(earlier[0])
         _move(present, Stage.RETIRED, kind=Kind.ROLLED_BACK, actor=actor, reason=reason or "rolled back")
         return _move(
             earlier[0],
@@ -373,7 +388,7 @@ def _move(
     actor: str,
     reason: str,
     forced: bool = False,
-    verdicts: Mapping[str, Any] | None = None,
+    verdicts: Mapping[str, object] | None = None,
 ) -> Policy:
     try:
         with transaction.atomic():

@@ -1,4 +1,4 @@
-"""Registry of reward models: register, judge on held-out feedback, promote the better one, find the one to use.
+"""Registry of reward models: register, judge on held-out feedback, find the one to use.
 
 A reward model is judged by the share of held-out feedback it ranks as people did. Torch is imported only inside
 functions.
@@ -8,34 +8,37 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
+from backend.database import connection_release
 from backend.installation import PROGRAM
 from feedback.selectors import feedback_counts
-from rl.checksums import FileDamaged, file_check, file_sum
+from rl import artifacts
+from rl.checksums import FileDamaged, file_check, file_sum, sums_check, sums_write
 from rl.datasets import DatasetRefused, prepare_training_dataset, snapshot_rows
-from rl.models import LabelRun, RewardModelEvent, RewardModelVersion, Snapshot, TrainingRun
+from rl.models import RewardModelVersion, Snapshot, TrainingRun
+from rl.models.fine_tuning import GRADERS
 from rl.models.runs import RunRefused, run_folder
 from rl.recipes.methods import OBJECTIVE_KINDS
 from rl.recipes.reward_model import FACTS
-from rl.registry import service as registry
 from rl.registry.integrity import damage_notify, weights_name
 from rl.registry.service import home_path, home_relative
 from rl.rewards.catalogue import LEARNED_REWARD, rewards_named
-from rl.statistics import concordance, concordance_difference, paired_difference, wilson_interval
+from rl.rewards.graders import PREFIX, GraderError, Sampling
+from rl.serving import fallback
+from rl.serving.assembly import answer_of
+from rl.serving.base import Ask, ServingRefused
+from rl.serving.routing import target_of
+from rl.statistics import concordance, wilson_interval
 
 if TYPE_CHECKING:
     from rl.training.hardware import Hardware
     from rl.training.result import TrainResult
-
-Stage = RewardModelVersion.Stage
-Kind = RewardModelEvent.Kind
 
 COIN = 0.5
 """Share of held-out feedback ranked right by chance."""
@@ -45,15 +48,7 @@ STALE_AFTER = 1.2
 
 
 class RewardModelRefused(ValueError):
-    """A reward model that does not exist, cannot move or cannot be used; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class _HeldOutRanking:
-    """A ranking of held-out rows, and its difference to another model's on the same rows."""
-
-    share: dict[str, Any]
-    difference: dict[str, float] | None = None
+    """A reward model that does not exist or cannot be used; the message says what to do."""
 
 
 # --- Finding one --------------------------------------------------------------------------------------------
@@ -73,22 +68,23 @@ def reward_model_get(name: str) -> RewardModelVersion:
     return found
 
 
-def reward_model_champion(agent: str) -> RewardModelVersion | None:
-    return RewardModelVersion.objects.filter(agent=agent, stage=Stage.CHAMPION).first()
+def reward_model_best(agent: str) -> RewardModelVersion | None:
+    """The agent's newest reward model that ranks held-out feedback better than chance."""
+    rows = RewardModelVersion.objects.filter(agent=agent)
+    return next((row for row in rows if ranks_above_chance(row.ranking)), None)
 
 
 def reward_model_valid(agent: str, base_model: str) -> RewardModelVersion | None:
-    """The agent's champion if it can be used as it is, else None.
+    """The agent's best reward model if it can be used as it is, else None.
 
     Its files must be intact, its base model the one that would be used now for a policy on `base_model`, and the
     feedback must not have outgrown it.
     """
-    champion = reward_model_champion(agent)
-    if champion is None or fault_of(champion):
+    found = reward_model_best(agent)
+    if found is None or fault_of(found):
         return None
-    fresh = feedback_counts(agent).feedback <= STALE_AFTER * champion.feedback_count
-    same = champion.base_model == reward_base_model(base_model)
-    return champion if fresh and same and ranks_above_chance(champion.ranking) else None
+    fresh = feedback_counts(agent).feedback <= STALE_AFTER * found.feedback_count
+    return found if fresh and found.base_model == reward_base_model(base_model) else None
 
 
 def reward_base_model(policy: str) -> str:
@@ -98,16 +94,20 @@ def reward_base_model(policy: str) -> str:
 
 def fault_of(version: RewardModelVersion) -> str:
     """Fault of its files; empty if they are those that were registered."""
+    try:
+        artifacts.fetch(version.path)
+    except artifacts.StoreFailed as failure:
+        return f"{version.name}: {failure}"
     weights = home_path(version.path) / weights_name(version.architecture)
     if not weights.is_file():
         return f"{version.name}: there is no {weights}; train it again"
+    remedy = "train it again, or restore it from a backup"
     try:
-        file_check(weights, version.sha256, "train it again, or restore it from a backup")
+        file_check(weights, version.sha256, remedy)
+        sums_check(weights.parent, remedy)
     except FileDamaged as damage:
         damage_notify(damage, f"reward model {version.name}")
-        return (
-            f"{version.name}: {weights} is not the file that was registered (its SHA-256 differs): {damage}"
-        )
+        return f"{version.name}: {damage.path} is not the file that was registered (its SHA-256 differs): {damage}"
     return ""
 
 
@@ -122,7 +122,7 @@ def reward_model_folder(version: RewardModelVersion) -> Path:
 
 
 def reward_model_register(
-    run: TrainingRun, result: TrainResult, *, actor: str, finish: Callable[[str], None]
+    run: TrainingRun, result: TrainResult, *, finish: Callable[[str], None]
 ) -> RewardModelVersion:
     """Copies a finished reward model to its place, registers it and ends its run in one transaction.
 
@@ -136,8 +136,10 @@ def reward_model_register(
     shutil.rmtree(half, ignore_errors=True)
     half.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(result.checkpoint, half)
+    sums_write(half)
     shutil.rmtree(home, ignore_errors=True)
     half.rename(home)
+    artifacts.put(home)
     architecture = str(
         json.loads((home / FACTS).read_text("utf-8"))["architecture"]
     )  # of `auto`, the one kept
@@ -154,7 +156,6 @@ def reward_model_register(
             architecture=architecture,
             feedback_count=snapshot.feedback_count,
         )
-        _event(version, Kind.REGISTERED, actor, f"trained by run {run.pk}", to_stage=version.stage)
         reason = f"stopped early: {result.stopped_early}" if result.stopped_early else ""
         finish(reason)
     return version
@@ -172,35 +173,17 @@ def _name_next(agent: str, feedback_count: int) -> str:
 
 
 def reward_model_judge(
-    version: RewardModelVersion, *, actor: str, hardware: Hardware | None = None
+    version: RewardModelVersion, *, hardware: Hardware | None = None
 ) -> RewardModelVersion:
-    """Ranks the holdout with it and the champion; promotes it if it beats chance and the champion.
-
-    The figures and the reason are recorded either way.
-    """
+    """Ranks the holdout with it, and stores the figures."""
     rows, snapshot = _held_out(version)
-    champion = reward_model_champion(version.agent)
-    rival = (
-        champion if champion is not None and champion.pk != version.pk and not fault_of(champion) else None
-    )
-    own = _scores(version, rows, hardware)
-    other = _scores(rival, rows, hardware) if rival else None
-    ranked = ranking_of(rows, own, other)
-    facts = {**ranked.share, "snapshot": snapshot.pk if snapshot else None}
-    if rival is not None and other is not None:
-        facts |= {"against": rival.name, "difference": ranked.difference}
-        _ranking_note(rival, {**ranking_of(rows, other).share, "snapshot": facts["snapshot"]}, actor)
-    _ranking_note(version, facts, actor)
-    if version.stage == Stage.CANDIDATE:
-        try:
-            reward_model_promote(version, actor=actor)
-        except RewardModelRefused as refusal:
-            _event(version, Kind.REFUSED, actor, str(refusal), figures=facts)
-    version.refresh_from_db()
+    ranking = ranking_of(rows, _scores(version, rows, hardware))
+    version.ranking = {**ranking, "snapshot": snapshot.pk if snapshot else None}
+    version.save(update_fields=["ranking"])
     return version
 
 
-def _held_out(version: RewardModelVersion) -> tuple[list[dict[str, Any]], Snapshot | None]:
+def _held_out(version: RewardModelVersion) -> tuple[list[dict[str, object]], Snapshot | None]:
     """Rows nobody trained on: the present holdout, or that of the file it was trained from."""
     snapshot = version.run.snapshot if version.run else None
     if snapshot is None or snapshot.query.get("source") != "file":
@@ -215,7 +198,7 @@ def _held_out(version: RewardModelVersion) -> tuple[list[dict[str, Any]], Snapsh
     rows = list(snapshot_rows(snapshot, "holdout"))
     if rows and "chosen" in rows[0]:
         # the strongest pair of each prompt: intervals that count rows would count its other pairs as independent
-        firsts: dict[str, dict[str, Any]] = {}
+        firsts: dict[str, dict[str, object]] = {}
         for row in rows:
             firsts.setdefault(row["prompt_hash"], row)
         rows = list(firsts.values())
@@ -223,43 +206,28 @@ def _held_out(version: RewardModelVersion) -> tuple[list[dict[str, Any]], Snapsh
 
 
 def _scores(
-    version: RewardModelVersion, rows: list[dict[str, Any]], hardware: Hardware | None
+    version: RewardModelVersion, rows: list[dict[str, object]], hardware: Hardware | None
 ) -> list[list[float]]:
     from rl.training.reward_scores import RewardModel
 
     return RewardModel.load(reward_model_folder(version), hardware).row_scores(rows) if rows else []
 
 
-def ranking_of(
-    rows: Sequence[dict[str, Any]],
-    own: Sequence[Sequence[float]],
-    other: Sequence[Sequence[float]] | None = None,
-) -> _HeldOutRanking:
-    """The share of held-out feedback ranked as people did, and its difference to another model's.
+def ranking_of(rows: Sequence[Mapping[str, Any]], own: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The share of held-out feedback ranked as people did, with its 95 % interval.
 
-    Pairs: the chosen response scores higher (Wilson, Newcombe). Single responses: concordance.
+    Pairs: the chosen response scores higher (Wilson). Single responses: concordance.
     """
     if rows and "chosen" in rows[0]:
         right = [chosen > rejected for chosen, rejected in own]
-        share = {**wilson_interval(sum(right), len(right)).as_dict(), "what": "pairs", "compared": len(right)}
-        if other is None:
-            return _HeldOutRanking(share)
-        both = list(zip(right, [chosen > rejected for chosen, rejected in other], strict=True))
-        counts = [both.count(case) for case in ((True, True), (True, False), (False, True), (False, False))]
-        return _HeldOutRanking(share, paired_difference(*counts).as_dict())
+        return {**wilson_interval(sum(right), len(right)).as_dict(), "what": "pairs", "compared": len(right)}
     what = "labels" if rows and "label" in rows[0] else "scores"
     values = [float(row["label"] if what == "labels" else row["score"]) for row in rows]
-    prompts = [str(row["prompt_hash"]) for row in rows]
-    scores = [score for (score,) in own]
-    found = concordance(values, scores, prompts)
-    share = {**found.share.as_dict(), "n": len(rows), "what": what, "compared": found.pair_count}
-    if other is None:
-        return _HeldOutRanking(share)
-    difference = concordance_difference(values, scores, [score for (score,) in other], prompts)
-    return _HeldOutRanking(share, difference.as_dict() if difference else None)
+    found = concordance(values, [score for (score,) in own], [str(row["prompt_hash"]) for row in rows])
+    return {**found.share.as_dict(), "n": len(rows), "what": what, "compared": found.pair_count}
 
 
-def ranks_above_chance(ranking: dict[str, Any]) -> bool:
+def ranks_above_chance(ranking: Mapping[str, object]) -> bool:
     """True if the 95 % interval of the share lies above 1/2."""
     low = ranking.get("low")
     return isinstance(low, float) and low > COIN
@@ -276,135 +244,14 @@ def ranking_text(ranking: dict[str, Any]) -> str:
     return f"ranks {share} of {ranking['n']} {what} as people did"
 
 
-def difference_text(difference: dict[str, float]) -> str:
-    value, low, high = (100 * difference[name] for name in ("value", "low", "high"))
-    return f"{value:+.0f} points ({low:+.0f} to {high:+.0f})"
-
-
-# --- Moving one ---------------------------------------------------------------------------------------------
-
-
-def gate_fault(version: RewardModelVersion) -> str:
-    """Why it may not become champion; empty if it may."""
-    ranking = version.ranking
-    if not ranking:
-        return f"it was not evaluated: {PROGRAM} reward_model judge {version.name}"
-    if not ranks_above_chance(ranking):
-        return (
-            f"it is no better than chance: it {ranking_text(ranking)}, and the interval holds 50 %; rate more at "
-            f"/rate/?agent={version.agent} and train it again"
-        )
-    champion = reward_model_champion(version.agent)
-    if (
-        champion is None
-        or champion.pk == version.pk
-        or fault_of(champion)
-        or not ranks_above_chance(champion.ranking)
-    ):
-        return ""
-    if ranking.get("against") != champion.name:
-        return f"it was not compared with the champion {champion.name}: {PROGRAM} reward_model judge {version.name}"
-    difference = ranking.get("difference")
-    if not difference or difference["low"] <= 0:
-        found = difference_text(difference) if difference else "nothing to compare"
-        return f"it is not shown to rank better than {champion.name} on the same {ranking['n']} rows: {found}"
-    return ""
-
-
-def reward_model_promote(
-    version: RewardModelVersion, *, actor: str, reason: str = "", force: bool = False
-) -> RewardModelVersion:
-    """Makes it the agent's reward model and retires the previous one in the same transaction.
-
-    `force` with a reason overrides the gate, on record. Raises RewardModelRefused.
-    """
-    if force and not reason.strip():
-        raise RewardModelRefused("a promotion by force needs a reason, which is kept on record; found none")
-    fault = fault_of(version) or gate_fault(version)
-    if fault and (not force or fault_of(version)):
-        raise RewardModelRefused(f"{version.name} stays {version.stage}: {fault}")
-    return _move(
-        version, Stage.CHAMPION, Kind.PROMOTED, actor, reason or ranking_text(version.ranking), forced=force
-    )
-
-
-def reward_model_retire(version: RewardModelVersion, *, actor: str, reason: str = "") -> RewardModelVersion:
-    """Takes it out of use; its row, files and history stay. Raises RewardModelRefused."""
-    return _move(version, Stage.RETIRED, Kind.RETIRED, actor, reason)
-
-
-def reward_model_move(
-    version: RewardModelVersion, move: str, *, actor: str, reason: str = "", force: bool = False
-) -> RewardModelVersion:
-    """The move of a button: `champion` or `retired`. Raises RewardModelRefused."""
-    if move == Stage.CHAMPION:
-        return reward_model_promote(version, actor=actor, reason=reason, force=force)
-    if move == Stage.RETIRED:
-        return reward_model_retire(version, actor=actor, reason=reason)
-    raise RewardModelRefused(f"expected champion or retired, found {move!r}")
-
-
-MOVES: dict[str, tuple[str, ...]] = {
-    Stage.CANDIDATE: (Stage.CHAMPION, Stage.RETIRED),
-    Stage.CHAMPION: (Stage.RETIRED,),
-    Stage.RETIRED: (Stage.CHAMPION,),
-    Stage.REJECTED: (),
-}
-
-
-def _move(
-    version: RewardModelVersion, to: str, kind: str, actor: str, reason: str, *, forced: bool = False
-) -> RewardModelVersion:
-    try:
-        with transaction.atomic():
-            current = RewardModelVersion.objects.select_for_update().get(pk=version.pk)
-            if to not in MOVES[current.stage]:
-                raise RewardModelRefused(f"{current.name} is {current.stage} and cannot become {to}")
-            if to == Stage.CHAMPION:
-                champions = RewardModelVersion.objects.select_for_update().filter(
-                    agent=current.agent, stage=Stage.CHAMPION
-                )
-                for before in champions:
-                    RewardModelVersion.objects.filter(pk=before.pk).update(stage=Stage.RETIRED)
-                    why = f"replaced by {current.name}"
-                    _event(before, Kind.RETIRED, actor, why, from_stage=before.stage, to_stage=Stage.RETIRED)
-            RewardModelVersion.objects.filter(pk=current.pk).update(stage=to)
-            _event(
-                current,
-                kind,
-                actor,
-                reason,
-                from_stage=current.stage,
-                to_stage=to,
-                forced=forced,
-                figures=current.ranking,
-            )
-    except IntegrityError as error:
-        raise RewardModelRefused(
-            f"another reward model of {version.agent} was promoted at the same time; reload and try again"
-        ) from error
-    version.refresh_from_db()
-    return version
-
-
-def _ranking_note(version: RewardModelVersion, ranking: dict[str, Any], actor: str) -> None:
-    RewardModelVersion.objects.filter(pk=version.pk).update(ranking=ranking)
-    version.ranking = ranking
-    _event(version, Kind.EVALUATED, actor, ranking_text(ranking), figures=ranking)
-
-
-def _event(version: RewardModelVersion, kind: str, actor: str, reason: str, **facts: Any) -> None:
-    RewardModelEvent.objects.create(reward_model=version, kind=kind, actor=actor, reason=reason, **facts)
-
-
 # --- Reward specs of an order (`--reward`) for the training package ---
 
 
 def rewards_located(specs: str, agent: str) -> str:
-    """Reward specs with folders: `model:RUN` and `model:NAME` become `model:FOLDER`, `learned` becomes `learned:FOLDER`
-    (the agent's newest label model). `auto` stays until the run has a reward model.
+    """Reward specs with folders: `model:RUN` and `model:NAME` become `model:FOLDER`, `learned` becomes that of the
+    agent's best reward model, `grader:NAME` becomes `grader:FILE`. `auto` stays until the run has a reward model.
 
-    Raises RunRefused for an unknown run, a run without a reward model, and without a label model; RewardRefused for an
+    Raises RunRefused for an unknown run, a run without a reward model, and an agent without one; RewardRefused for an
     unknown name.
     """
     from rl.training.result import ResultError, TrainResult
@@ -415,16 +262,12 @@ def rewards_located(specs: str, agent: str) -> str:
         if kind == "code_execution" and not settings.ENABLE_CODE_EXECUTION:
             raise RunRefused(
                 "--reward code_execution runs code that a model wrote and is off: set ENABLE_CODE_EXECUTION=true "
-                "to turn it on (docs/rewards.md)"
+                "to turn it on (docs/reward-reference.md)"
             )
+        if spec.strip().startswith(PREFIX):
+            spec = f"{PREFIX}{settings.RATCHET_HOME / GRADERS / Path(name).name}"
         if spec.strip() == LEARNED_REWARD:
-            labels = LabelRun.objects.filter(agent=agent).exclude(path="").order_by("-pk").first()
-            if labels is None:
-                raise RunRefused(
-                    f"--reward learned: no reward was learned from ratings of {agent} yet; run "
-                    f"`{PROGRAM} auto_label --agent {agent}` first"
-                )
-            spec = f"{LEARNED_REWARD}:{registry.home_path(labels.path)}"
+            spec = f"model:{reward_model_folder(_reward_model_learned(agent))}"
         if kind == "model" and not name.isdigit() and not Path(name).exists():
             spec = f"model:{reward_model_folder(reward_model_get(name))}"
         if kind == "model" and name.isdigit():
@@ -447,6 +290,46 @@ def rewards_located(specs: str, agent: str) -> str:
         names.append(spec.strip())
     rewards_named(names, code_execution=settings.ENABLE_CODE_EXECUTION)
     return ",".join(names)
+
+
+SCORE: Mapping[str, object] = {
+    "type": "object",
+    "properties": {"result": {"type": "number"}},
+    "required": ["result"],
+    "additionalProperties": False,
+}
+"""Form of a score model's answer."""
+
+
+def score_model_ask(model: str, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> str:
+    """What an agent or policy of this server says to a grader's messages; nothing is recorded. Raises GraderError."""
+    try:
+        target = target_of(model)
+        asked = Ask(
+            messages,
+            sampling.max_completions_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            response_schema=SCORE,
+            extra={"reasoning_effort": sampling.reasoning_effort} if sampling.reasoning_effort else {},
+        )
+        served = fallback.pieces(target, asked)
+        return answer_of(list(served.result), served.latency_ms).text
+    except (ServingRefused, fallback.NobodyAnswers) as failure:
+        raise GraderError(f"its model {model} does not answer: {failure}"[:300]) from failure
+    finally:
+        connection_release()  # of a thread that ends soon
+
+
+def _reward_model_learned(agent: str) -> RewardModelVersion:
+    found = reward_model_best(agent)
+    if found is None:
+        raise RunRefused(
+            f"--reward learned: {agent} has no reward model that ranks held-out feedback better than chance; run "
+            f"`{PROGRAM} train_reward_model --agent {agent}` first, or name the reward auto"
+        )
+    return found
 
 
 def reward_model_of(run: TrainingRun) -> RewardModelVersion | None:

@@ -32,7 +32,7 @@ class RewardValue:
     """A raw reward in [-2, 2], or None if the function does not apply; `detail` says why."""
 
     raw: float | None
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.raw is not None and not RAW_LOW <= self.raw <= RAW_HIGH:
@@ -64,7 +64,7 @@ class RewardPart(TypedDict):
     raw: float | None
     """In [-2, 2]; None if it does not apply."""
     weight: float
-    detail: dict[str, Any]
+    detail: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -133,22 +133,6 @@ class RewardEngine:
                 "detail": dict(value.detail),
             }
         return RewardResult(total / weight if weight else None, parts)
-
-
-def group_advantages(rewards: Sequence[float], *, scale: bool = True, eps: float = 1e-4) -> list[float]:
-    """Rewards of one group minus their mean, divided by their standard deviation plus eps if `scale`.
-
-    Shao et al. 2024 (DeepSeekMath, arXiv 2402.03300), sec. 4.1.2; without the division: Liu et al. 2025 (Dr. GRPO,
-    arXiv 2503.20783). Sample standard deviation (n - 1); a group of one gets 0.
-    """
-    n = len(rewards)
-    if n < 2:
-        return [0.0] * n
-    mean = math.fsum(rewards) / n
-    if not scale:
-        return [reward - mean for reward in rewards]
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (n - 1))
-    return [(reward - mean) / (std + eps) for reward in rewards]
 
 
 def combine(parts: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:

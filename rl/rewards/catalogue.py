@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl.rewards.answers import AnswerMatchReward
+from rl.rewards.answers import AgentReward, AnswerMatchReward, FormatComplianceReward, SyntaxValidationReward
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardFunction, RewardSample, RewardValue
 from rl.rewards.code_execution import CodeExecutionReward
-from rl.rewards.formats import AgentReward, FormatComplianceReward, SyntaxValidationReward
+from rl.rewards.graders import PREFIX, GraderError, grader_reward, runs_code
 from rl.rewards.traces import EfficiencyReward, TaskCompletionReward, ToolSuccessReward
 
 MODEL = "model:"
@@ -20,7 +20,7 @@ MODEL = "model:"
 
 
 LEARNED_REWARD = "learned"
-"""The reward learnt from people's ratings; the training package opens it as `learned:FOLDER`."""
+"""The agent's newest reward model that ranks better than chance; an order names its folder, `model:FOLDER`."""
 
 
 AUTO = "auto"
@@ -34,7 +34,7 @@ def reward_models_named(specs: str) -> int:
 
 def opened_in_training(spec: str) -> bool:
     """True if a spec is a trained model, which only the training package can open."""
-    return spec in (LEARNED_REWARD, AUTO) or spec.startswith((MODEL, f"{LEARNED_REWARD}:"))
+    return spec in (LEARNED_REWARD, AUTO) or spec.startswith(MODEL)
 
 
 CODE = "code_execution"
@@ -100,6 +100,8 @@ def reward_named(spec: str, *, code_execution: bool = False) -> RewardFunction:
             raise RewardRefused(str(error)) from error
     if spec in REWARDS:
         return REWARDS[spec]
+    if spec.startswith(PREFIX):
+        return _grader_reward(spec, code_execution=code_execution)
     if opened_in_training(spec):
         raise RewardRefused(f"reward {spec} is a trained model, which works in training alone")
     if "." not in spec:
@@ -110,12 +112,22 @@ def reward_named(spec: str, *, code_execution: bool = False) -> RewardFunction:
     return _custom_reward(spec)
 
 
+def _grader_reward(spec: str, *, code_execution: bool) -> RewardFunction:
+    try:
+        reward = grader_reward(spec)
+    except GraderError as error:
+        raise RewardRefused(str(error)) from error
+    if runs_code(reward.grader) and not code_execution:
+        raise RewardRefused("a grader with Python code is off: set ENABLE_CODE_EXECUTION=true to turn it on")
+    return reward
+
+
 def reward_names() -> list[str]:
     """Names of built-in reward functions, then of plugins'."""
     return [*BUILT_IN, *REWARDS]
 
 
-def reward_register(name: str, found: Any) -> None:
+def reward_register(name: str, found: object) -> None:
     """Registers a plugin's reward (`backend.plugins`) under its own name, a plain function under `name`. Raises
     ValueError if it is no reward, or its name is taken."""
     reward = reward_from(found, name)
@@ -130,7 +142,7 @@ def reward_register(name: str, found: Any) -> None:
 def _custom_reward(path: str) -> RewardFunction:
     module_name, _, name = path.rpartition(".")
     try:
-        found: Any = getattr(importlib.import_module(module_name), name)
+        found: object = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise RewardRefused(f"reward {path}: cannot be imported ({error})") from error
     return reward_from(found, path)

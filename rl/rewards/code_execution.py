@@ -28,10 +28,140 @@ from typing import Any
 
 from rl.rewards import jail, sandbox
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
-from rl.rewards.code_tests import CodeTests, CodeTestsRefused, code_tests
 from rl.rewards.sandbox import PROBE, IsolationUnavailable, Limits, filter_program, isolation_fault
 
-FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)```", re.DOTALL)
+TESTS = ("tests", "test_list", "test", "unit_tests", "test_cases", "input_output")
+ENTRY_POINTS = ("entry_point", "function", "fn_name", "func_name")
+SETUPS = ("test_setup_code", "test_imports", "setup")
+EXPECTED_OUTPUTS = ("expected_output", "expected_stdout")
+COLUMNS = (*TESTS, *ENTRY_POINTS, *SETUPS, *EXPECTED_OUTPUTS, "stdin")
+"""Facts of a prompt that define its tests."""
+
+
+class CodeTestsRefused(ValueError):
+    """Tests in an unknown shape; the message says what was found and what is read."""
+
+
+@dataclass(frozen=True)
+class CodeTests:
+    """Tests of an answer's code: programs with asserts, calls, or expected output."""
+
+    units: tuple[str, ...] = ()
+    """Test programs."""
+    each_unit: bool = False
+    """True: a program is one case; False: each of its asserts is."""
+    setup: str = ""
+    """Run before the tests, in their process."""
+    entry_point: str = ""
+    """Function under test, if named."""
+    cases: tuple[Mapping[str, object], ...] = ()
+    """Cases of data: {"call", "expected"} or {"args", "named", "expected"}."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """(standard input, expected output)."""
+
+    def as_program(self) -> dict[str, object]:
+        return {
+            "tests": list(self.units),
+            "each_unit": self.each_unit,
+            "setup": self.setup,
+            "entry_point": self.entry_point,
+            "given": [dict(case) for case in self.cases],
+        }
+
+
+def code_tests(facts: Mapping[str, object]) -> CodeTests | None:
+    """The tests in a prompt's facts, or None. Raises CodeTestsRefused.
+
+    Read are: a text of Python asserts, test functions or unittest classes; a list of such texts, one case each (MBPP's
+    `test_list`); a text that defines `check(candidate)` (HumanEval's `test`, with `entry_point`); a list of {"call":
+    "f(2)", "expected": 4}, {"args": [2], "expected": 4} or {"input": ..., "output": ...}; {"inputs": [...], "outputs":
+    [...], "fn_name": ...} (APPS' `input_output`); `expected_output`, which the program must print.
+    """
+    entry_point = next((str(facts[name]) for name in ENTRY_POINTS if facts.get(name)), "")
+    setup = "\n".join(_text(facts[name]) for name in SETUPS if facts.get(name))
+    name = next((name for name in TESTS if facts.get(name) not in (None, "", [], {})), "")
+    if not name:
+        expected = next((facts[key] for key in EXPECTED_OUTPUTS if facts.get(key) is not None), None)
+        return (
+            None if expected is None else CodeTests(pairs=((str(facts.get("stdin") or ""), str(expected)),))
+        )
+    value = _unpack_json(facts[name])
+    if isinstance(value, str):
+        return CodeTests(units=(value,), setup=setup, entry_point=entry_point)
+    if isinstance(value, Mapping):
+        entry_point = next((str(value[key]) for key in ENTRY_POINTS if value.get(key)), entry_point)
+        value = _columns(value)
+    if not isinstance(value, Sequence):
+        raise CodeTestsRefused(f"{name}: expected a text, a list or an object, found {value!r:.80}")
+    if all(isinstance(item, str) for item in value):
+        return CodeTests(units=tuple(value), each_unit=True, setup=setup, entry_point=entry_point)
+    given: list[Mapping[str, object]] = []
+    pairs: list[tuple[str, str]] = []
+    for number, item in enumerate(value):
+        case = _case(item, f"{name}[{number}]", bool(entry_point))
+        if isinstance(case, tuple):
+            pairs.append(case)
+        else:
+            given.append(case)
+    return CodeTests(setup=setup, entry_point=entry_point, cases=tuple(given), pairs=tuple(pairs))
+
+
+def _text(value: object) -> str:
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _unpack_json(value: object) -> object:
+    """JSON in a text, as datasets with one column type store it; other texts are programs."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _columns(value: Mapping[str, object]) -> object:
+    inputs, outputs = value.get("inputs"), value.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise CodeTestsRefused(
+            f'expected {{"inputs": [...], "outputs": [...]}} of one length, found {sorted(map(str, value))}'
+        )
+    return [{"input": one, "output": other} for one, other in zip(inputs, outputs, strict=True)]
+
+
+def _case(item: object, what: str, function: bool) -> Mapping[str, object] | tuple[str, str]:
+    if not isinstance(item, Mapping):
+        raise CodeTestsRefused(f"{what}: expected an object, as the others are, found {item!r:.80}")
+    key = next(
+        (key for key in ("expected", "output", "expected_output", "stdout", "result") if key in item), ""
+    )
+    if not key:
+        raise CodeTestsRefused(f"{what}: expected `expected` or `output`, found {', '.join(map(str, item))}")
+    expected = item[key]
+    if isinstance(item.get("call"), str):
+        return {"call": item["call"], "expected": expected}
+    if "args" in item or "kwargs" in item:
+        return {
+            "args": list(item.get("args") or []),
+            "named": dict(item.get("kwargs") or {}),
+            "expected": expected,
+        }
+    case_input = item["stdin"] if "stdin" in item else item.get("input")
+    if "stdin" in item or key == "stdout" or (isinstance(case_input, str) and not function):
+        return str(case_input or ""), str(expected)
+    if isinstance(case_input, list):
+        return {"args": case_input, "expected": expected}
+    if isinstance(case_input, Mapping):
+        return {"args": [], "named": dict(case_input), "expected": expected}
+    if "input" not in item:
+        raise CodeTestsRefused(
+            f"{what}: expected `call`, `args` or `input`, found {', '.join(map(str, item))}"
+        )
+    return {"args": [case_input], "expected": expected}
+
+
+FENCE = re.compile(r"```[ \t]*+(\w*+)[^\n]*+(?:\n(.*?)(?:(```)|\Z)|\Z)", re.DOTALL)
+"""A fenced block. One without an end takes the rest of the text, so that the search stops there."""
 NAMES = {
     "python": "python",
     "py": "python",
@@ -51,7 +181,7 @@ class CodeExecutionDisabled(RuntimeError):
 
 def code_of(response: str, default: str = "python") -> tuple[str, str] | None:
     """(language, code) of the first fenced block in a known language; the whole text if nothing is fenced."""
-    blocks = FENCE.findall(response)
+    blocks = [(name, code) for name, code, end in FENCE.findall(response) if end]
     for name, code in blocks:
         language = NAMES.get(name.lower(), default if not name else None)
         if language:
@@ -63,7 +193,7 @@ def code_of(response: str, default: str = "python") -> tuple[str, str] | None:
 class CodeExecutionReward:
     """-2 to 2 by the share of tests that pass; does not apply to prompts without tests.
 
-    Tests are facts of the prompt (`rl.rewards.code_tests`). They run in a process of their own that calls the code's
+    The prompt names its tests. They run in a process of their own that calls the code's
     functions and compares plain data. Code that exits, patches or prints therefore earns nothing. Off unless `enabled`;
     raises IsolationUnavailable rather than run without a sandbox.
     """
@@ -78,7 +208,7 @@ class CodeExecutionReward:
             raise CodeExecutionDisabled(
                 "code_execution runs code written by a model and is off by default; set "
                 "ENABLE_CODE_EXECUTION=true to enable it. Code runs in a sandbox without network, see "
-                "docs/rewards.md"
+                "docs/reward-reference.md"
             )
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
@@ -114,7 +244,7 @@ class CodeExecutionReward:
 
     def _run_tests(self, at: JailServer, language: str, code: str, tests: CodeTests) -> RewardValue:
         successes = cases = 0
-        detail: dict[str, Any] = {"language": language}
+        detail: dict[str, object] = {"language": language}
         if tests.units or tests.cases:
             verdict = tests_run(at, code, tests.as_program(), self.limits)
             if "unusable" in verdict:
@@ -274,7 +404,7 @@ def script_run(at: JailServer, code: str, given: str, limits: Limits) -> str:
     return data.decode("utf-8", "replace")
 
 
-def tests_run(at: JailServer, code: str, tests: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+def tests_run(at: JailServer, code: str, tests: Mapping[str, object], limits: Limits) -> dict[str, Any]:
     """The verdict of tests on a program, from a process that executes none of the program; {} without a verdict."""
     with Pipes() as pipes:
         alive, hold = pipes.make()

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from rl.agents.base import HORIZONS, OutcomeScale, RewardFacts
 from rl.rewards.base import (
@@ -119,7 +119,7 @@ def weights_checked(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: float(weights.get(name, 0.0)) for name in HORIZONS}
 
 
-def outcomes_parsed(given: Any) -> dict[str, OutcomeScale]:
+def outcomes_parsed(given: object) -> dict[str, OutcomeScale]:
     """Outcome scales as an operator writes them: `{"ticket_reopened": {"good": 0, "bad": 1, "horizon": "delayed"}}`.
     Raises ValueError."""
     if not isinstance(given, Mapping):
@@ -208,7 +208,7 @@ def _outcome_details(
     }
 
 
-def _part(raw: float | None, detail: Mapping[str, Any]) -> RewardPart:
+def _part(raw: float | None, detail: Mapping[str, object]) -> RewardPart:
     return {"raw": raw, "weight": 1.0, "detail": dict(detail)}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rl.rewards.base import RAW_HIGH, RAW_LOW, RewardSample, RewardValue
 
@@ -27,7 +26,7 @@ FAILURE_WORDS = (
 NO_TRACE = "it reads the trace of a recorded decision, and a sampled answer has none"
 
 
-def steps_of(sample: RewardSample, kind: str) -> list[Mapping[str, Any]]:
+def steps_of(sample: RewardSample, kind: str) -> list[Mapping[str, object]]:
     """The steps of a kind in `facts["steps"]`, as the collector sends them."""
     steps = sample.facts.get("steps") or []
     return [step for step in steps if isinstance(step, Mapping) and step.get("kind") == kind]
@@ -38,7 +37,7 @@ def share_to_raw(share: float) -> float:
     return RAW_LOW + (RAW_HIGH - RAW_LOW) * share
 
 
-def call_failed(call: Mapping[str, Any]) -> bool:
+def call_failed(call: Mapping[str, object]) -> bool:
     """True if a tool call raised, or its result reports an error (`error`, `is_error`, `ok: false`)."""
     if call.get("error"):
         return True
@@ -113,7 +112,7 @@ class TaskCompletionReward:
         return RewardValue(share_to_raw(sum(ends) / len(ends)), {"tasks": len(ends), "completed": sum(ends)})
 
 
-def task_end(task: Mapping[str, Any]) -> bool | None:
+def task_end(task: Mapping[str, object]) -> bool | None:
     """True if a task step was completed, False if it failed; None if it does not say."""
     if task.get("error"):
         return False

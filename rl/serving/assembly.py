@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from feedback.messages import REASONING_PARTS, TEXT_PARTS, ChatMessage, MessageError, message_read
+from feedback.storage.masking import PARTIAL, Masker
 from rl.serving.base import Answer, Piece
 
 PARTS = "content_parts"
@@ -23,14 +24,14 @@ class Assembly:
 
     message: dict[str, Any] = field(default_factory=lambda: {"role": "assistant", "content": None})
     """The message so far, as a client gets it."""
-    _calls: list[dict[str, Any]] = field(default_factory=list)
+    _calls: list[dict[str, object]] = field(default_factory=list)
     """Calls as far as they were read."""
     _unnamed: set[int] = field(default_factory=set)
     """Places of calls whose id is ours, as the server sent none."""
     _at: dict[int, int] = field(default_factory=dict)
     """A server's index of a call -> its place in the list."""
 
-    def read(self, sent: Any, *, whole: bool = False) -> dict[str, Any]:
+    def read(self, sent: Any, *, whole: bool = False) -> dict[str, object]:
         """A delta as OpenAI streams it: content as a text, calls with an index of their own, arguments as text."""
         if not isinstance(sent, Mapping):
             return {}
@@ -51,7 +52,7 @@ class Assembly:
             delta["tool_calls"] = [self._call(call, whole) for call in calls if isinstance(call, Mapping)]
         return delta
 
-    def add(self, delta: Mapping[str, Any]) -> None:
+    def add(self, delta: Mapping[str, object]) -> None:
         """Join a delta that `read` returned."""
         for key, value in delta.items():
             if key == "tool_calls" and isinstance(value, list):
@@ -77,7 +78,7 @@ class Assembly:
             text = sent["content"] if isinstance(sent["content"], str) else ""
             return ChatMessage.model_validate({"role": "assistant", "content": text, "unread": sent})
 
-    def _call(self, sent: Mapping[str, Any], whole: bool) -> dict[str, Any]:
+    def _call(self, sent: Mapping[str, Any], whole: bool) -> dict[str, object]:
         """A part of a call, with the place of its call as index. A new id is a new call, whatever its index says."""
         call = {key: value for key, value in sent.items() if value is not None}
         if "function" not in call and isinstance(call.get("name"), str):
@@ -106,7 +107,7 @@ class Assembly:
         _call_join(self._calls, call)
         return call
 
-    def _place(self, call: Mapping[str, Any]) -> int | None:
+    def _place(self, call: Mapping[str, object]) -> int | None:
         """Place of the call that a part goes on with; None: it begins a call."""
         calls, named, index = self._calls, _name(call), call.get("index")
         at = self._at.get(index) if isinstance(index, int) else len(calls) - 1 if calls else None
@@ -144,7 +145,54 @@ def answer_of(pieces: Iterable[Piece], latency_ms: float) -> Answer:
     )
 
 
-def delta_indexed(message: Mapping[str, Any]) -> dict[str, Any]:
+class Restorer:
+    """Gives the words that were masked back in pieces, also where a placeholder comes in two of them."""
+
+    def __init__(self, masker: Masker) -> None:
+        self._masker = masker
+        self._held: dict[str | int, str] = {}
+        """Field of the message, or index of a tool call -> its text's end, which may begin a placeholder."""
+
+    def pieces(self, piece: Piece) -> Iterator[Piece]:
+        """The piece with its words; before the last one whatever was held back."""
+        if not self._masker.has_masked:
+            yield piece
+            return
+        delta = {
+            name: self._text(name, value) if isinstance(value, str) else self._masker.restored(value)
+            for name, value in piece.delta.items()
+            if name != "tool_calls"
+        }
+        calls = piece.delta.get("tool_calls")
+        if isinstance(calls, list):
+            delta["tool_calls"] = [self._call(call) for call in calls]
+        if piece.end and self._held:
+            texts = {name: text for name, text in self._held.items() if isinstance(name, str)}
+            ends = [
+                {"index": place, "function": {"arguments": text}}
+                for place, text in self._held.items()
+                if isinstance(place, int)
+            ]
+            yield Piece({**texts, **({"tool_calls": ends} if ends else {})})
+            self._held = {}
+        yield replace(piece, delta=delta)
+
+    def _text(self, key: str | int, text: str) -> str:
+        text = self._masker.restored(self._held.pop(key, "") + text)
+        if partial := PARTIAL.search(text):
+            self._held[key] = partial[0]
+            text = text[: partial.start()]
+        return text
+
+    def _call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function, place = call.get("function"), call.get("index")
+        if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+            return call
+        said = self._text(place if isinstance(place, int) else 0, function["arguments"])
+        return {**call, "function": {**function, "arguments": said}}
+
+
+def delta_indexed(message: Mapping[str, object]) -> dict[str, object]:
     """A whole message as one delta."""
     delta = {key: value for key, value in message.items() if key != "role" and value is not None}
     if isinstance(calls := delta.get("tool_calls"), list):
@@ -152,9 +200,9 @@ def delta_indexed(message: Mapping[str, Any]) -> dict[str, Any]:
     return delta
 
 
-def _parts_split(parts: list[Any], delta: Mapping[str, Any]) -> dict[str, Any]:
+def _parts_split(parts: list[object], delta: Mapping[str, object]) -> dict[str, object]:
     """The fields that the parts of a content come to: their text, reasoning, refusal, and the parts themselves."""
-    found: dict[str, Any] = {"content": "".join(_text(part) for part in parts), PARTS: list(parts)}
+    found: dict[str, object] = {"content": "".join(_text(part) for part in parts), PARTS: list(parts)}
     try:
         # a part of another kind is kept as it is
         readable = [part for part in parts if isinstance(part, Mapping) and isinstance(part.get("type"), str)]
@@ -168,7 +216,7 @@ def _parts_split(parts: list[Any], delta: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _text(part: Any) -> str:
+def _text(part: object) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping) or part.get("type", "text") not in TEXT_PARTS:
@@ -179,14 +227,14 @@ def _text(part: Any) -> str:
     return words if isinstance(words, str) else ""
 
 
-def _is_words(part: Any) -> bool:
+def _is_words(part: object) -> bool:
     """True for parts whose content stands in another field of the message too."""
     if not isinstance(part, Mapping):
         return True
     return part.get("type", "text") in (*TEXT_PARTS, *REASONING_PARTS, "refusal")
 
 
-def _arguments_as_text(function: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments_as_text(function: Mapping[str, object]) -> dict[str, object]:
     found = dict(function)
     arguments = found.get("arguments", "")
     if not isinstance(arguments, str):
@@ -194,12 +242,12 @@ def _arguments_as_text(function: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _name(call: Mapping[str, Any]) -> str:
+def _name(call: Mapping[str, object]) -> str:
     function = call.get("function")
     return str(function.get("name") or "") if isinstance(function, Mapping) else ""
 
 
-def _arguments(call: Mapping[str, Any]) -> str:
+def _arguments(call: Mapping[str, object]) -> str:
     function = call.get("function")
     return str(function.get("arguments") or "") if isinstance(function, Mapping) else ""
 
@@ -212,7 +260,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _call_join(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
+def _call_join(calls: list[dict[str, object]], part: Mapping[str, Any]) -> None:
     place = int(part.get("index") or 0)
     while len(calls) <= place:
         calls.append({})
@@ -222,7 +270,7 @@ def _call_join(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
             call[key] = joined(key, call.get(key), value)
 
 
-def joined(key: str, before: Any, more: Any) -> Any:
+def joined(key: str, before: object, more: object) -> object:
     """A field of a message so far and what comes to it: texts and lists go on, objects field by field."""
     if before is None or more is None:
         return more if before is None else before

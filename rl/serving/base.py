@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class Ask:
     top_p: float | None = None
     stop: Sequence[str] = ()
     seed: int | None = None
-    response_schema: Mapping[str, Any] | None = None
+    response_schema: Mapping[str, object] | None = None
     """JSON schema that constrains decoding; {} is any JSON object."""
     answers: Sequence[str] = ()
     """The closed set a policy's answer is taken from, where its agent has one; applied in process."""
@@ -82,13 +83,13 @@ class Extras:
 
     source: Mapping[str, Any] = field(default_factory=dict)
     """The server's own `id`, `model` and `request_id` (of its headers)."""
-    usage: Mapping[str, Any] | None = None
+    usage: Mapping[str, object] | None = None
     """Token counts with their details; None: the server sent none."""
-    choice: Mapping[str, Any] = field(default_factory=dict)
+    choice: Mapping[str, object] = field(default_factory=dict)
     """Further fields of the choice: logprobs, results of content filters."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the completion: system_fingerprint, service_tier, citations."""
-    choices: Sequence[Mapping[str, Any]] = ()
+    choices: Sequence[Mapping[str, object]] = ()
     """Choices beside the first; one was asked for."""
     left_out: tuple[str, ...] = ()
     """Fields of the request that the server's dialect has none for."""
@@ -103,7 +104,7 @@ class Answer:
     tokens_out: int | None
     latency_ms: float
     finish_reason: str | None = "stop"
-    said: Mapping[str, Any] = field(default_factory=dict)
+    said: Mapping[str, object] = field(default_factory=dict)
     """The message as a client gets it: OpenAI's fields, and the server's own as they came."""
     log_probability: float | None = None
     """Of this answer under the distribution it was drawn from, in nats; None where the backend does not say."""
@@ -140,10 +141,10 @@ class Piece:
     """A part of an answer on its way. The last piece has `end`, and says why the answer ended and what it took. An
     earlier one may say what is known by then, for an answer that breaks off."""
 
-    delta: Mapping[str, Any] = field(default_factory=dict)
+    delta: Mapping[str, object] = field(default_factory=dict)
     """Further words, calls or other fields of the message, as OpenAI streams them."""
-    choice: Mapping[str, Any] = field(default_factory=dict)
-    body: Mapping[str, Any] = field(default_factory=dict)
+    choice: Mapping[str, object] = field(default_factory=dict)
+    body: Mapping[str, object] = field(default_factory=dict)
     end: bool = False
     finish_reason: str | None = None
     tokens_in: int | None = None
@@ -160,6 +161,66 @@ class Piece:
     @classmethod
     def of_text(cls, text: str) -> Piece:
         return cls({"content": text} if text else {})
+
+
+@dataclass(frozen=True)
+class Completion:
+    """An answer that is a decision."""
+
+    id: uuid.UUID
+    agent: str
+    policy: str
+    arm: str
+    message: Mapping[str, object] = field(default_factory=dict)
+    """The answer as the client gets it; empty where a stream begins."""
+    finish_reason: str | None = None
+    usage: Mapping[str, object] | None = None
+    """Token counts as they came, with their details; None: unknown."""
+    extras: Extras = field(default_factory=Extras)
+    created: int = field(default_factory=lambda: int(time.time()))
+    intended_policy: str = ""
+    """The policy that was to answer; `policy` is another where that one failed and somebody stepped in."""
+
+    recorded: bool = True
+    """True if the decision outlives this process; of a stream that begins, whether it is expected to."""
+    feedback: Mapping[str, str] = field(default_factory=dict)
+    """The token by which the answer can be rated, and the address of its form; empty where a stream begins."""
+
+    @property
+    def stepped_in(self) -> bool:
+        """True if another policy answered than the one the request came to."""
+        return bool(self.intended_policy) and self.intended_policy != self.policy
+
+    @property
+    def routing(self) -> dict[str, object]:
+        """Policies asked and the one that answered; with the server's own names of its answer, and choices that nobody
+        asked for."""
+        extras = self.extras
+        return {
+            "decision": str(self.id),
+            "agent": self.agent,
+            "policy": self.policy,
+            "intended": self.intended_policy,
+            "stepped_in": self.stepped_in,
+            "arm": self.arm,
+            "recorded": self.recorded,
+            **({"upstream": dict(extras.source)} if extras.source else {}),
+            **({"other_choices": list(extras.choices)} if extras.choices else {}),
+            **({"left_out": list(extras.left_out)} if extras.left_out else {}),
+            **self.feedback,
+        }
+
+
+@dataclass(frozen=True)
+class BrokenOff:
+    """Stands at the end of a stream whose answer broke off, in place of its Completion."""
+
+    message: str
+    code: str = "unavailable"
+
+
+StreamItem = Piece | Completion | BrokenOff
+"""What follows a stream's first Completion: pieces, then how it ended."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +274,7 @@ class Model:
     """`linear`: `adapter` is the file of a linear policy, which has no base model."""
     endpoint: Endpoint | None = None
     """Of a hosted policy: who answers; `base_model` is the provider's name of the model."""
-    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    parameters: Mapping[str, object] = field(default_factory=dict, hash=False)
     """Of a hosted policy: fields of each request, in the endpoint's own dialect; they win over the request's."""
 
     @property

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -30,6 +28,7 @@ from backend.bodies import faults_of, value_excerpt
 from feedback.storage.factories import check_reserved
 from feedback.storage.fields import Json, JsonObject, Messages, Name, Storable, said_checked
 from feedback.storage.validation import Check
+from rl.agents.template import schema_check
 from rl.serving.base import Ask, ServingRefused
 
 
@@ -46,6 +45,8 @@ class ChatRequest:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     body_hash: str = ""
     """SHA-256 of the body: tells a retry from another question."""
+    caller: str = ""
+    """Whose request it is, such as key:3."""
     has_format: bool = False
     """The client said how the answer is to be formed, or gave tools: the agent's own schema stands back."""
 
@@ -85,7 +86,7 @@ class Turn(Shape):
 
     @field_validator("content", mode="before")
     @classmethod
-    def says_something(cls, content: Any, info: ValidationInfo) -> Any:
+    def says_something(cls, content: object, info: ValidationInfo) -> object:
         # an answer may be a refusal, calls, or nothing; a result may be nothing
         if content in (None, []) and info.data.get("role") not in ("assistant", "tool", "function"):
             raise ValueError("expected a text or a list of parts")
@@ -94,7 +95,7 @@ class Turn(Shape):
 
 class Tool(Shape):
     type: Any = None
-    function: Any = None
+    function: object = None
 
     @model_validator(mode="after")
     def has_name(self) -> Self:
@@ -108,7 +109,7 @@ class StreamOptions(Shape):
     include_usage: bool | None = None
 
 
-def _stop_read(value: Any) -> tuple[str, ...]:
+def _stop_read(value: object) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value or []
     if not isinstance(texts, list) or len(texts) > 4 or not all(isinstance(t, str) and t for t in texts):
         raise ValueError("expected a text or a list of up to four")
@@ -155,7 +156,7 @@ READ = {*ChatBody.model_fields, "messages"}
 _conversation = TypeAdapter[list[Turn]](Annotated[list[Turn], Field(min_length=1)])
 
 
-def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "") -> ChatRequest:
+def chat_request(body: object, *, unit: str = "", run_id: str = "", caller: str = "") -> ChatRequest:
     """Read a body; unit and run_id are what the headers say, and win over the body's `user` and metadata.
     caller: whose request it is, such as key:3: the same words of another caller are another request.
 
@@ -200,11 +201,12 @@ def chat_request(body: Any, *, unit: str = "", run_id: str = "", caller: str = "
         run_id=run_id,
         metadata=beside.metadata,
         body_hash=hashlib.sha256(json.dumps([caller, unit, body], sort_keys=True).encode()).hexdigest(),
+        caller=caller,
         has_format="response_format" in sent or bool(sent.get("tools") or sent.get("functions")),
     )
 
 
-def check_metadata(metadata: Mapping[str, Any]) -> None:
+def check_metadata(metadata: Mapping[str, object]) -> None:
     """Refuse the keys of metadata that only Ratchet writes. Raises ServingRefused."""
     check = Check()
     check_reserved(check, "", metadata, reserved=False)
@@ -212,7 +214,7 @@ def check_metadata(metadata: Mapping[str, Any]) -> None:
         raise ServingRefused(f"metadata: {fault}", param="metadata")
 
 
-def read_messages(value: Any) -> list[dict[str, Any]]:
+def read_messages(value: Any) -> list[dict[str, object]]:
     """Messages as a chat has them. Raises ServingRefused, naming the place."""
     try:
         _conversation.validate_python(list(value) if isinstance(value, tuple) else value)
@@ -227,7 +229,7 @@ def _refused(faults: Mapping[str, str]) -> ServingRefused:
     return ServingRefused(f"{place}: {fault}", param=place)
 
 
-def read_format(value: Any) -> Mapping[str, Any] | None:
+def read_format(value: Any) -> Mapping[str, object] | None:
     """The JSON schema a `response_format` asks for: None for text, {} for any object. Raises ServingRefused."""
     if value is None:
         return None
@@ -242,24 +244,15 @@ def read_format(value: Any) -> Mapping[str, Any] | None:
     schema = named.get("schema") if isinstance(named, Mapping) else None
     if not isinstance(schema, Mapping) or not isinstance(named.get("name"), str):
         raise _fault("response_format.json_schema", "{name, schema} with a JSON schema", named)
-    # the size before the check: checking 9 MB took minutes. A schema within the limit is checked in milliseconds
     try:
-        length = len(json.dumps(schema))
-        if length > limits.SCHEMA_CHARACTERS:
-            raise ServingRefused(
-                f"response_format.json_schema.schema: expected a JSON schema of at most "
-                f"{limits.SCHEMA_CHARACTERS:,} characters, found {length:,}",
-                param="response_format",
-            )
-        Draft202012Validator.check_schema(schema)
-    except (SchemaError, RecursionError) as error:
-        message = error.message if isinstance(error, SchemaError) else "nested too deep"
+        schema_check(schema)
+    except (ValueError, RecursionError) as error:
+        message = str(error) if isinstance(error, ValueError) else "expected less nesting"
         raise ServingRefused(
-            f"response_format.json_schema.schema: expected a JSON schema, found: {message[:300]}",
-            param="response_format",
+            f"response_format.json_schema.schema: {message[:300]}", param="response_format"
         ) from error
     return schema
 
 
-def _fault(param: str, expected: str, found: Any) -> ServingRefused:
+def _fault(param: str, expected: str, found: object) -> ServingRefused:
     return ServingRefused(f"{param}: expected {expected}; found {value_excerpt(found)}", param=param)

@@ -7,14 +7,15 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from django.utils import timezone
 
 from backend import limits
-from feedback.recording.recorder import Storage
+from feedback.recording.recorder import Storage, decision_id_new
 from feedback.storage.fields import Candidates, Json, JsonObject, Messages, Name
+from feedback.storage.masking import DECISION_TEXTS, Masker, facts_masked, masker_of
 from feedback.storage.validation import Check
 from rl.agents import get_agent
 from rl.agents.base import UNREADABLE, Agent, InvalidResponse
@@ -47,6 +48,8 @@ class DecideOrder:
     run_id: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     id: uuid.UUID | None = None
+    caller: str = ""
+    """Whose order it is, such as key:3."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class RecordedChoice:
     """A decision: its facts as they are recorded, and the action its response stands for."""
 
     facts: dict[str, Any]
-    action: dict[str, Any] | None
+    action: Mapping[str, object] | None
     storage: Storage
     """Storage that holds it now."""
     recorded: bool
@@ -63,11 +66,25 @@ class RecordedChoice:
 
 def decide(order: DecideOrder) -> RecordedChoice:
     """Assign, answer, record. Raises ServingRefused (a fault of the order), NobodyAnswers, RecordingImpossible."""
+    target = target_of(order.agent, order.unit, order.caller)
+    before_answer(recorder)
+    masker = masker_of(target.agent)
+    agent, facts = facts_decided(target, order_masked(order, masker))
+    facts |= {"id": str(order.id or decision_id_new()), "source": "decide"}
+    facts["metadata"]["serving"] |= {ORDER: order_hash(order)}
+    if order.caller:
+        facts["metadata"]["serving"]["caller"] = order.caller
+    storage = recorder.record(facts_masked(facts, *DECISION_TEXTS), hold=not refuses())
+    facts = masker.restored(facts)
+    action = action_of(agent, facts["response"], order.state)
+    return RecordedChoice(facts, action, storage, after_answer(recorder, storage))
+
+
+def facts_decided(target: Target, order: DecideOrder) -> tuple[Agent, dict[str, Any]]:
+    """The agent, and a decision's facts but for its id and source. Raises ServingRefused, NobodyAnswers."""
     began = time.perf_counter()
-    target = target_of(order.agent, order.unit)
     agent = get_agent(target.agent) if target.models[0].is_the_apps else agent_served(target.agent)
     messages, listed = order_checked(agent, order)
-    before_answer(recorder)
     if not listed and target.models[0].kind == LINEAR:
         # what it may answer is known, so that its answer has a propensity as one out of a list has
         known = listed_answers(target.models[0], messages)
@@ -77,22 +94,23 @@ def decide(order: DecideOrder) -> RecordedChoice:
     else:
         facts = _generate_response(agent, target, order, messages)
     facts |= {
-        "id": str(order.id or uuid.uuid4()),
         "messages": messages,
         "state": order.state,
         "unit": order.unit,
         "run_id": order.run_id,
         "metadata": {**order.metadata, **facts["metadata"]},
-        "source": "decide",
         "created_at": timezone.now().isoformat(),
     }
-    facts["metadata"]["serving"] |= {ORDER: order_hash(order)}
-    action = action_of(agent, facts["response"], order.state)
-    storage = recorder.record(facts, hold=not refuses())
-    return RecordedChoice(facts, action, storage, after_answer(recorder, storage))
+    return agent, facts
 
 
-def order_checked(agent: Agent, order: DecideOrder) -> tuple[list[dict[str, Any]], list[Any]]:
+def order_masked(order: DecideOrder, masker: Masker) -> DecideOrder:
+    """The order as a model and the log see it."""
+    names = ("state", "messages", "candidates", "metadata")
+    return replace(order, **{name: masker.masked(getattr(order, name)) for name in names})
+
+
+def order_checked(agent: Agent, order: DecideOrder) -> tuple[list[dict[str, object]], list[object]]:
     """The messages an order comes to, and its listed candidates. Raises ServingRefused."""
     messages, listed = _messages(agent, order), _candidate_list(agent, order)
     _storable(order)
@@ -101,11 +119,15 @@ def order_checked(agent: Agent, order: DecideOrder) -> tuple[list[dict[str, Any]
 
 def order_hash(order: DecideOrder) -> str:
     """SHA-256 of what an order says: tells a retry from another order under the same id."""
-    content = {field.name: getattr(order, field.name) for field in fields(order) if field.name != "id"}
+    content = {
+        field.name: getattr(order, field.name)
+        for field in fields(order)
+        if field.name not in ("id", "caller")
+    }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def action_of(agent: Agent, response: str, state: Any) -> dict[str, Any] | None:
+def action_of(agent: Agent, response: str, state: object) -> dict[str, object] | None:
     """Action that a response stands for; None where the agent cannot act on it."""
     try:
         return agent.parse(response, state if isinstance(state, Mapping) else None)
@@ -113,7 +135,7 @@ def action_of(agent: Agent, response: str, state: Any) -> dict[str, Any] | None:
         return None
 
 
-def _messages(agent: Agent, order: DecideOrder) -> list[dict[str, Any]]:
+def _messages(agent: Agent, order: DecideOrder) -> list[dict[str, object]]:
     if order.messages is not None:
         sent = order.messages
         return read_messages([{"role": "user", "content": sent}] if isinstance(sent, str) else sent)
@@ -125,7 +147,7 @@ def _messages(agent: Agent, order: DecideOrder) -> list[dict[str, Any]]:
         raise ServingRefused(f"state: {error}", param="state") from error
 
 
-def _candidate_list(agent: Agent, order: DecideOrder) -> list[Any]:
+def _candidate_list(agent: Agent, order: DecideOrder) -> list[object]:
     """The candidates as they were sent, the agent's closed set of answers, or those it finds in the state; empty for
     free words."""
     if order.candidates is None:
@@ -154,7 +176,7 @@ def _candidate_list(agent: Agent, order: DecideOrder) -> list[Any]:
     return list(order.candidates)
 
 
-def _response_of(candidate: Any) -> str:
+def _response_of(candidate: object) -> str:
     if isinstance(candidate, Mapping):
         candidate = candidate.get("response")
     if not isinstance(candidate, str) or not candidate:
@@ -181,8 +203,8 @@ def _sample_choice(
     agent: Agent,
     target: Target,
     order: DecideOrder,
-    messages: list[dict[str, Any]],
-    listed: list[Any],
+    messages: list[dict[str, object]],
+    listed: list[object],
     began: float,
 ) -> dict[str, Any]:
     """One of the listed responses, drawn from a distribution that is recorded whole."""
@@ -217,13 +239,13 @@ def _sample_choice(
     return facts
 
 
-def _state(order: DecideOrder) -> Mapping[str, Any] | None:
+def _state(order: DecideOrder) -> Mapping[str, object] | None:
     return order.state if isinstance(order.state, Mapping) and order.messages is None else None
 
 
 def _generate_response(
-    agent: Agent, target: Target, order: DecideOrder, messages: list[dict[str, Any]]
-) -> dict[str, Any]:
+    agent: Agent, target: Target, order: DecideOrder, messages: list[dict[str, object]]
+) -> dict[str, object]:
     wanted = serving_settings(target.agent)
     schema = agent.response_schema(_state(order)) if agent.structured else None
     # a hosted model may reason before it answers, which takes tokens of the same limit

@@ -65,7 +65,7 @@ def usage_of_answer(answer: Answer) -> TokenUsage | None:
     )
 
 
-def _details(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+def _details(usage: Mapping[str, object], *names: str) -> Mapping[str, object]:
     found = (usage.get(f"{name}_tokens_details") for name in names)
     return next((details for details in found if isinstance(details, Mapping)), {})
 
@@ -119,7 +119,7 @@ def _table_costs(usage: TokenUsage, endpoint: Endpoint, *names: str) -> tuple[fl
     return None
 
 
-def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[str, Any]:
+def facts_of(target: Target, served: ServedAnswer[T], answer: Answer) -> dict[str, Any]:
     """Serving facts that every served decision records. answer: as `answer_storable` returns it."""
     metadata: dict[str, Any] = {
         "serving": {
@@ -129,6 +129,8 @@ def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[
             "fallbacks": [dataclasses.asdict(attempt) for attempt in served.fallbacks],
         }
     }
+    if served.route is not None:
+        metadata["serving"]["route"] = dict(served.route)
     if answer.log_probability is not None:
         metadata["serving"]["log_probability"] = answer.log_probability
     if target.arm_propensity is not None:
@@ -143,7 +145,10 @@ def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[
         metadata["serving"]["cut_at"] = limits.TEXT_CHARACTERS
     if response.is_refusal:
         metadata["refusal"] = True
-    reasoning = storable(response.reasoning)[: limits.TEXT_CHARACTERS]
+    reasoning = storable(response.reasoning)
+    if len(reasoning) > limits.TEXT_CHARACTERS:
+        reasoning = reasoning[: limits.TEXT_CHARACTERS]
+        metadata["serving"]["reasoning_cut_at"] = limits.TEXT_CHARACTERS
     metadata["serving"] |= _serving_extras(answer, text, reasoning, metadata)
     return {
         "agent": target.agent,
@@ -159,7 +164,9 @@ def facts_of(target: Target, served: ServedAnswer[Any], answer: Answer) -> dict[
     }
 
 
-def _serving_extras(answer: Answer, text: str, reasoning: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _serving_extras(
+    answer: Answer, text: str, reasoning: str, metadata: Mapping[str, object]
+) -> dict[str, object]:
     """What a server said beside the text, for the decision's metadata: each field up to KEPT_CHARACTERS."""
     extras = answer.extras
     facts = {
@@ -173,7 +180,7 @@ def _serving_extras(answer: Answer, text: str, reasoning: str, metadata: Mapping
     said = dict(answer.said)
     if said != message_again(text, reasoning, metadata):
         facts["message"] = said
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     left_out: dict[str, str] = {}
     for name, value in facts.items():
         if not value:
@@ -186,7 +193,7 @@ def _serving_extras(answer: Answer, text: str, reasoning: str, metadata: Mapping
     return found | ({"left_out": left_out} if left_out else {})
 
 
-def message_again(text: str, reasoning: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def message_again(text: str, reasoning: str, metadata: Mapping[str, Any]) -> dict[str, object]:
     """The message of a recorded answer, where metadata.serving.message has none of its own."""
     serving = metadata.get("serving") or {}
     if isinstance(message := serving.get("message"), Mapping):
@@ -204,12 +211,12 @@ def message_again(text: str, reasoning: str, metadata: Mapping[str, Any]) -> dic
     return {"role": "assistant", "content": response, **more}
 
 
-def usage_of(answer: Answer) -> Mapping[str, Any] | None:
+def usage_of(answer: Answer) -> Mapping[str, object] | None:
     """Token counts as OpenAI has them: the server's own, else those of this process; None: unknown."""
     return answer.extras.usage or token_counts(answer.tokens_in, answer.tokens_out)
 
 
-def token_counts(read: int | None, written: int | None) -> Mapping[str, Any] | None:
+def token_counts(read: int | None, written: int | None) -> Mapping[str, object] | None:
     if read is None or written is None:
         return None
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
@@ -251,7 +258,7 @@ def answer_storable(answer: Answer) -> Answer:
     return dataclasses.replace(answer, said=storable(answer.said), extras=Extras(**extras))
 
 
-def _is_deep(value: Any) -> bool:
+def _is_deep(value: object) -> bool:
     """True for JSON too deep to be stored within a decision's metadata."""
     check = Check()
     check.value("", Json, [[[value]]])

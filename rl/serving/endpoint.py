@@ -11,13 +11,12 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
-from typing import Any
 from urllib.parse import urlsplit
 
 import urllib3
-from django.utils import timezone
+from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import (
     ConnectTimeoutError,
     HTTPError,
@@ -55,6 +54,8 @@ from rl.serving.dialects.chat import (
     key_hidden,
     object_read,
     pieces,
+    request_id,
+    retry_after,
 )
 
 logger = logging.getLogger("rl.serving")
@@ -84,8 +85,6 @@ LIST_S = 60.0
 """Seconds for which a server's list of models is believed."""
 LIST_AGAIN_S = 2.0
 """Seconds until a model that is not on the list is looked for again."""
-LONGEST_RETRY_S = 86_400.0
-"""A longer `Retry-After` is passed on as a day."""
 LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
 """Either name of the limit -> the other one; newer models of OpenAI refuse the first."""
 LONGEST_TOKEN = 8
@@ -95,11 +94,12 @@ NO_CONNECTION = (NewConnectionError, ConnectTimeoutError, ProxyError, SSLError)
 
 @dataclass(frozen=True)
 class _Turn:
-    """One request's model by the endpoint's name, that model's breaker, and the request's deadline."""
+    """One request's model by the endpoint's name, that model's breaker, the request's deadline and its path."""
 
     model: str
     breaker: CircuitBreaker
     deadline: float
+    path: str
 
     @property
     def left_s(self) -> float:
@@ -177,6 +177,16 @@ class EndpointBackend:
             f"{self.name} ignored uniqueItems: {repeated}; serve this agent in process", kind="repeated"
         )
 
+    def embeddings(self, body: Mapping[str, object], timeout_s: float) -> Object:
+        """The answer to `POST /embeddings`, as the server sends it."""
+        with self._turn(str(body["model"]), time.monotonic() + timeout_s, "embeddings") as turn:
+            response = self._post(body, turn)
+            with self._reading(response, turn):
+                found = self._object(response, turn)
+                if not isinstance(found["data"], list):
+                    raise TypeError("data is no list")
+        return found
+
     def log_probabilities(
         self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float
     ) -> list[float]:
@@ -195,7 +205,7 @@ class EndpointBackend:
             return False
         return True
 
-    def models_get(self, timeout_s: float) -> Any:
+    def models_get(self, timeout_s: float) -> BaseHTTPResponse:
         """The response to `GET /models`. Raises HTTPError, OSError."""
         return self._pool.request(
             "GET", f"{self.url}/models", headers=self._headers, timeout=timeout_s, retries=False
@@ -209,23 +219,25 @@ class EndpointBackend:
 
     def _asked(self, ask: Ask, model: Model, deadline: float) -> Iterator[Piece]:
         """The pieces of an answer; one and a last one where the server sends it whole."""
-        if self.endpoint.fault:
-            raise BackendFailed(self.endpoint.fault, kind="refused")
         self._context_check(ask)
         named = model.base_model if model.is_the_apps else model.name
+        with self._turn(named, deadline, self._dialect.path) as turn:
+            response, sent = self._post_in_form(ask, model, turn)
+            yield from self._read(response, sent, turn)
+
+    @contextmanager
+    def _turn(self, named: str, deadline: float, path: str) -> Iterator[_Turn]:
+        """A place among the requests to this endpoint. Errors within it are raised without the API key."""
+        if self.endpoint.fault:
+            raise BackendFailed(self.endpoint.fault, kind="refused")
         with self._turns.turn(max(deadline - time.monotonic(), 0.0)):
             try:
                 if self._list is not None:
                     named = self._list.name_of(named)
                 breaker = self._breakers.setdefault(named, CircuitBreaker(f"{named} on {self.name}"))
-                turn = _Turn(named, breaker, deadline)
-                response, sent = self._post_in_form(ask, model, turn)
-                yield from self._read(response, sent, turn)
-            except BackendFailed as failure:
+                yield _Turn(named, breaker, deadline, path)
+            except (BackendFailed, ServingRefused) as failure:
                 failure.args = (self.key_hidden(str(failure)),)
-                raise
-            except ServingRefused as refusal:
-                refusal.args = (self.key_hidden(str(refusal)),)
                 raise
 
     def _context_check(self, ask: Ask) -> None:
@@ -240,20 +252,29 @@ class EndpointBackend:
                 code="context_length_exceeded",
             )
 
-    def _read(self, response: Any, sent: Sent, turn: _Turn) -> Iterator[Piece]:
+    def _read(self, response: BaseHTTPResponse, sent: Sent, turn: _Turn) -> Iterator[Piece]:
         kind = response.headers.get("Content-Type", "")
         # some servers stream what was asked for whole, or the other way round; they say so
         is_stream = "event-stream" in kind or (bool(sent.body.get("stream")) and "json" not in kind)
-        try:
+        with self._reading(response, turn, is_stream=is_stream):
             found: Iterable[Object]
             if is_stream:
                 found = self._dialect.chunks(
                     events_read(response, turn.deadline, self.name, self.endpoint.key), self.name
                 )
             else:
-                raw = body_read(response, turn.deadline, self.endpoint.key).decode("utf-8", "replace")
-                found = [self._dialect.whole(object_read(raw, self.name), self.name)]
-            yield from pieces(found, _request_id(response), self.name, sent.left_out)
+                found = [self._dialect.whole(self._object(response, turn), self.name)]
+            yield from pieces(found, request_id(response.headers), self.name, sent.left_out)
+
+    def _object(self, response: BaseHTTPResponse, turn: _Turn) -> Object:
+        raw = body_read(response, turn.deadline, self.endpoint.key).decode("utf-8", "replace")
+        return object_read(raw, self.name)
+
+    @contextmanager
+    def _reading(self, response: BaseHTTPResponse, turn: _Turn, *, is_stream: bool = False) -> Iterator[None]:
+        """Counts how the reading of an answer ends, and gives its connection back."""
+        try:
+            yield
         except (HTTPError, OSError) as error:
             turn.breaker.record_failure()
             raise BackendFailed(f"{self.name} closed the connection before the end of its answer") from error
@@ -295,7 +316,7 @@ class EndpointBackend:
             tuple(name for name in left_out if name not in model.parameters),
         )
 
-    def _post_in_form(self, ask: Ask, model: Model, turn: _Turn) -> tuple[Any, Sent]:
+    def _post_in_form(self, ask: Ask, model: Model, turn: _Turn) -> tuple[BaseHTTPResponse, Sent]:
         """The answer with its head read. A server that does not know `json_schema` is asked for `json_object`."""
         sent = self._sent(ask, model, turn.model)
         try:
@@ -315,7 +336,7 @@ class EndpointBackend:
         logger.warning(taken, turn.breaker.name, WEAKER_S, reason)
         return response, sent
 
-    def _post(self, body: Mapping[str, Any], turn: _Turn) -> Any:
+    def _post(self, body: Mapping[str, object], turn: _Turn) -> BaseHTTPResponse:
         """Asks again without the spare fields a refusal names, or with the other name for the limit of tokens."""
         try:
             return self._post_retried(body, turn)
@@ -335,7 +356,7 @@ class EndpointBackend:
             self._limit_fields[turn.model] = other
         return response
 
-    def _post_retried(self, body: Mapping[str, Any], turn: _Turn) -> Any:
+    def _post_retried(self, body: Mapping[str, object], turn: _Turn) -> BaseHTTPResponse:
         """Tries again after a pause, or after the seconds the server asked for, while time is left."""
         raw, form = json.dumps(body).encode(), _has_schema(body)
         for attempt in range(RETRIES + 1):
@@ -357,12 +378,12 @@ class EndpointBackend:
                 time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _post_once(self, raw: bytes, turn: _Turn, *, has_schema: bool) -> Any:
+    def _post_once(self, raw: bytes, turn: _Turn, *, has_schema: bool) -> BaseHTTPResponse:
         left = max(turn.left_s, 0.001)
         try:
             response = self._pool.urlopen(
                 "POST",
-                f"{self.url}/{self._dialect.path}",
+                f"{self.url}/{turn.path}",
                 body=raw,
                 headers=self._headers,
                 timeout=urllib3.Timeout(connect=min(self.endpoint.connect_timeout_s, left), read=left),
@@ -391,7 +412,7 @@ class EndpointBackend:
         raise fault
 
     def _fault_of(
-        self, response: Any, raw: bytes, turn: _Turn, *, has_schema: bool
+        self, response: BaseHTTPResponse, raw: bytes, turn: _Turn, *, has_schema: bool
     ) -> BackendFailed | ServingRefused:
         """What a status other than 200 comes to; counted by the model's breaker."""
         status, (message, code, param) = response.status, error_read(raw)
@@ -461,19 +482,7 @@ class ModelList:
         return names
 
 
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds a server asked to wait, from a number of seconds or a date; None where it did not say."""
-    text = (headers.get("Retry-After") or "").strip()
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return min(float(text), LONGEST_RETRY_S)
-    try:
-        left = (parsedate_to_datetime(text) - timezone.now()).total_seconds()
-        return min(max(left, 0.0), LONGEST_RETRY_S)
-    except (TypeError, ValueError):
-        return None
-
-
-def _has_schema(body: Mapping[str, Any]) -> bool:
+def _has_schema(body: Mapping[str, object]) -> bool:
     form = body.get("response_format")
     return isinstance(form, Mapping) and form.get("type") == "json_schema"
 
@@ -482,13 +491,6 @@ def _knows_no_schema(refusal: ServingRefused) -> bool:
     """True if a refusal is of `json_schema` itself, not of one schema."""
     text = f"{refusal.param} {refusal}".lower()
     return bool(re.search(r"response[_ ]format|json_schema", text)) and "invalid schema" not in text
-
-
-def _request_id(response: Any) -> str:
-    for name in ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid"):
-        if found := response.headers.get(name):
-            return str(found)[:200]
-    return ""
 
 
 def _names(refusal: ServingRefused, key: str) -> bool:

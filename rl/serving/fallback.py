@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import queue
+import random
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,10 +86,25 @@ class ServedAnswer(Generic[T]):
     fallbacks: list[Fallback] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     """When the backend was asked."""
+    route: Mapping[str, object] | None = None
+    """Of a routed request: confidence, threshold, whether it was explored, probability of what was done."""
+    own: OwnAnswer | None = None
+    """Of an explored request: the own model's answer, which the user does not get."""
 
     @property
     def latency_ms(self) -> float:
         return 1000 * (time.perf_counter() - self.began)
+
+
+@dataclass(frozen=True)
+class OwnAnswer:
+    """An own model's whole answer beside the one that the user gets."""
+
+    target: Target
+    ask: Ask
+    served: ServedAnswer[Iterator[Piece]]
+    pieces: Sequence[Piece]
+    latency_ms: float
 
 
 _backends: dict[tuple[object, ...], list[Backend]] = {}
@@ -154,6 +171,66 @@ def pieces(target: Target, ask: Ask) -> ServedAnswer[Iterator[Piece]]:
     return _first(target, begin)
 
 
+def routed(
+    target: Target, ask_of: Callable[[Target], Ask]
+) -> tuple[Target, Ask, ServedAnswer[Iterator[Piece]]]:
+    """As `pieces`, by the target's route: the own model's answer where it is sure, else the champion's.
+
+    ask_of: the question as a target is asked it. Returns whom it came from too. Raises ServingRefused, NobodyAnswers.
+    """
+    route, ask = target.route, ask_of(target)
+    explored = route is not None and random.random() < route.explore
+    if route is None or (route.threshold is None and not explored):
+        return target, ask, pieces(target, ask)
+    own = _own_answer(replace(target, models=(route.model,), standby=(), route=None), ask_of)
+    found = None if own is None else confidence_of(own)
+    sure = found is not None and route.threshold is not None and found >= route.threshold
+    said = {
+        "policy": route.model.name,
+        "confidence": found,
+        "threshold": route.threshold,
+        "explored": explored,
+    }
+    if own is not None and sure and not explored:
+        own.served.result = iter(own.pieces)
+        own.served.route = {**said, "propensity": 1 - route.explore}
+        return own.target, own.ask, own.served
+    served = pieces(target, ask)
+    served.route = {**said, "propensity": route.explore if sure else 1.0}
+    served.own = own if explored else None
+    if own is not None:
+        served.began = own.served.began  # the user waited for both
+    return target, ask, served
+
+
+def _own_answer(target: Target, ask_of: Callable[[Target], Ask]) -> OwnAnswer | None:
+    """The own model's whole answer; None where it gives none."""
+    try:
+        ask = replace(ask_of(target), stream=False)
+        served = pieces(target, ask)
+        given = list(served.result)
+    except (NobodyAnswers, ServingRefused) as failure:
+        logger.warning("%s cannot answer, so %s's champion does (%s)", target.meant, target.agent, failure)
+        return None
+    return OwnAnswer(target, ask, served, given, served.latency_ms)
+
+
+def confidence_of(own: OwnAnswer) -> float | None:
+    """Geometric mean probability of an answer's tokens, in [0, 1]; None where the backend does not tell.
+
+    None of an empty answer too: nobody judges those.
+    """
+    last = own.pieces[-1]
+    if not any(value for piece in own.pieces for value in piece.delta.values()):
+        return None
+    return confidence(last.log_probability, last.tokens_out)
+
+
+def confidence(log_probability: float | None, tokens: int | None) -> float | None:
+    """Geometric mean probability of so many tokens, in [0, 1]; None where it is not known."""
+    return None if log_probability is None else math.exp(min(log_probability, 0.0) / max(tokens or 1, 1))
+
+
 def _stream_rest(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:
     try:
         yield first
@@ -205,6 +282,8 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
             logger.warning("%s on %s failed to answer (%s)", model.name, backend.name, failure)
             if own_timeout_s is None:
                 left -= time.monotonic() - began
+            if failure.kind == "away":  # another server has it: nothing stands in for it here
+                raise NobodyAnswers(fallbacks, failure.retry_after_s) from failure
             if failure.kind in FILE_FAULTS:
                 _stand_in_add(target, pending, backend, {fallback.policy for fallback in fallbacks})
             continue

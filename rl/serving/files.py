@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.db import DatabaseError
 
 from backend.installation import command_arguments
+from rl import artifacts
 from rl.base_models.service import base_model_default
 from rl.bundled_models import resolve_base_model
 from rl.checksums import FileDamaged, base_fault, base_hash, file_check, sums_read
@@ -145,7 +147,8 @@ def files_present(model: Model) -> tuple[Path, Path | None] | None:
 
 def files_of(model: Model) -> tuple[Path, Path | None]:
     """Files of a model, checked. Raises BackendFailed where a file is missing or damaged, and has it made
-    meanwhile."""
+    meanwhile. While the store's copy is on its way nothing else may answer: kind `away`."""
+    files_ensure(model)
     if (present := files_present(model)) is not None:
         return present
     base = base_file(model)
@@ -170,6 +173,42 @@ def files_of(model: Model) -> tuple[Path, Path | None]:
     raise _missing_file_error(f"the policy {model.name}", damaged=damaged)
 
 
+def files_ensure(model: Model, wait_s: float = artifacts.WAIT_S) -> None:
+    """Fetch a model's files from the store where none are here. Raises BackendFailed while they are on their way."""
+    if artifacts.store() is None or files_present(model) is not None:
+        return
+    places: list[str | Path] = [path for path in (model.adapter, model.merged_file) if path]
+    if identity := model.base_model_hash:
+        places.append(base_folder(identity))
+    try:
+        known = artifacts.fetch_wait(places, wait_s)
+    except DatabaseError as error:
+        raise BackendFailed(f"{model.name} has no file on this server: {error}", kind="away") from error
+    if known and files_present(model) is None:
+        raise BackendFailed(
+            f"the files of {model.name} are not on this server yet; they are being fetched",
+            kind="away",
+            retry_after_s=5.0,
+        )
+
+
+def policies_ready() -> bool:
+    """True if every policy in service has its files on this server. Has missing ones fetched and does not wait."""
+    artifacts.sweep()
+    kinds = [Policy.Kind.LINEAR, *([Policy.Kind.ADAPTER] if IN_PROCESS in settings.LOCAL_BACKENDS else [])]
+    stages = (Policy.Stage.CHAMPION, Policy.Stage.CHALLENGER)
+    ready = True
+    for policy in Policy.objects.filter(stage__in=stages, kind__in=kinds):
+        model = model_of(policy)
+        try:
+            files_ensure(model, wait_s=0)
+            files_of(model)
+        except BackendFailed as failure:
+            logger.warning("%s", failure)
+            ready = False
+    return ready
+
+
 def base_prepare() -> None:
     """Have the base model's file made where there is none, so that the first question finds it."""
     if IN_PROCESS in settings.LOCAL_BACKENDS:
@@ -179,9 +218,8 @@ def base_prepare() -> None:
 
 def _missing_file_error(what: str, *, damaged: bool = False) -> BackendFailed:
     fault = f"the GGUF file of {what} is damaged" if damaged else f"there is no GGUF file of {what} yet"
-    return BackendFailed(
-        f"{fault}; it is being exported now", kind="damaged" if damaged else "missing", retry_after_s=15.0
-    )
+    kind = "damaged" if damaged else "missing" if artifacts.store() is None else "away"
+    return BackendFailed(f"{fault}; it is being exported now", kind=kind, retry_after_s=15.0)
 
 
 def _make(*options: str) -> None:
@@ -345,7 +383,7 @@ def _linear_check(policy: Policy) -> None:
         raise PreparationRefused(str(fault)) from fault
 
 
-def _export(options: list[str], deadline: float) -> dict[str, Any]:
+def _export(options: list[str], deadline: float) -> dict[str, object]:
     """The report of `export_model` with these options, run in a child. Raises PreparationRefused with its last line."""
     try:
         process = subprocess.run(  # noqa: S603
@@ -364,7 +402,7 @@ def _export(options: list[str], deadline: float) -> dict[str, Any]:
     if process.returncode:
         lines = process.stderr.strip().splitlines()
         raise PreparationRefused(lines[-1] if lines else f"export_model ended with {process.returncode}")
-    report: dict[str, Any] = json.loads(process.stdout)
+    report: dict[str, object] = json.loads(process.stdout)
     return report
 
 
@@ -384,8 +422,11 @@ def _artifact_register(policy: Policy, format: str, quantization: str, report: d
     )
 
 
-def prepare_before_promotion(sender: object, policy: Policy, **_: Any) -> None:
+def prepare_before_promotion(sender: object, policy: Policy, **_: object) -> None:
     """Receiver of `policy_promoting`. Raises PreparationRefused."""
     if policy.kind == Policy.Kind.RECORDED:
         raise PreparationRefused(unaskable_words(policy.name))
-    policy_prepare(policy)
+    try:
+        policy_prepare(policy)
+    except artifacts.StoreFailed as failure:
+        raise PreparationRefused(str(failure)) from failure

@@ -6,24 +6,25 @@ import dataclasses
 import logging
 import math
 import threading
-import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError
 
 from backend import notifications
 from backend.logs import OutageLog
-from feedback.recording.recorder import Recorder, Storage, decision_recorded, spool_folder
+from feedback.models import SHADOW, shadow_id
+from feedback.recording.recorder import Recorder, Storage, decision_id_new, decision_recorded, spool_folder
 from feedback.selectors import decision_answered_recently
+from feedback.storage.masking import DECISION_TEXTS, Masker, facts_masked, masker_of
 from rl.agents import get_agent
 from rl.models.agent_definitions import agent_served
 from rl.serving import fallback, metrics
-from rl.serving.assembly import answer_of, delta_indexed
-from rl.serving.base import Answer, Ask, BackendFailed, Extras, Piece, ServingRefused, text_length
+from rl.serving.assembly import Restorer, answer_of, delta_indexed
+from rl.serving.base import Answer, Ask, BackendFailed, Completion, Extras, Piece, ServingRefused, text_length
 from rl.serving.chat_request import ChatRequest
 from rl.serving.decision_facts import (
     answer_storable,
@@ -33,8 +34,10 @@ from rl.serving.decision_facts import (
     token_counts,
     usage_of,
 )
-from rl.serving.fallback import ServedAnswer
+from rl.serving.fallback import OwnAnswer, ServedAnswer
 from rl.serving.routing import Target, serving_settings, target_of
+
+T = TypeVar("T")
 
 logger = logging.getLogger("rl.serving")
 outage = OutageLog(logger)
@@ -73,7 +76,7 @@ class Outage:
         self._lock = threading.Lock()
         self._standing = False
 
-    def tell(self, folder: Any) -> None:
+    def tell(self, folder: object) -> None:
         """Say once that decisions are not recorded."""
         with self._lock:
             first, self._standing = not self._standing, True
@@ -148,33 +151,6 @@ class KeyReused(ServingRefused):
         )
 
 
-@dataclass(frozen=True)
-class Completion:
-    """An answer that is a decision."""
-
-    id: uuid.UUID
-    agent: str
-    policy: str
-    arm: str
-    message: Mapping[str, Any] = field(default_factory=dict)
-    """The answer as the client gets it; empty where a stream begins."""
-    finish_reason: str | None = None
-    usage: Mapping[str, Any] | None = None
-    """Token counts as they came, with their details; None: unknown."""
-    extras: Extras = field(default_factory=Extras)
-    created: int = field(default_factory=lambda: int(time.time()))
-    intended_policy: str = ""
-    """The policy that was to answer; `policy` is another where that one failed and somebody stepped in."""
-
-    recorded: bool = True
-    """True if the decision outlives this process; of a stream that begins, whether it is expected to."""
-
-    @property
-    def stepped_in(self) -> bool:
-        """True if another policy answered than the one the request came to."""
-        return bool(self.intended_policy) and self.intended_policy != self.policy
-
-
 def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool = False) -> Completion:
     """Answer a request and record the decision. As `completion_stream`, of which this is the last item."""
     *_, made = completion_stream(request, id=id, retried=retried)
@@ -197,16 +173,19 @@ def completion_stream(
 
     Raises ServingRefused (KeyReused where the key came with another request), NobodyAnswers, RecordingImpossible.
     """
-    target = target_of(request.model, request.unit)
+    target = target_of(request.model, request.unit, request.caller)
+    masker = masker_of(target.agent)
+    request = _masked(request, masker)
     if (earlier := _earlier(request, target, id, retried)) is not None:
-        yield dataclasses.replace(earlier, message={})
+        earlier = _restored(earlier, masker)
+        yield dataclasses.replace(earlier, message={}, extras=Extras())
         yield from _pieces_again(earlier)
         yield earlier
         return
-    recordable, ask = before_answer(recorder), ask_of(request, target)
-    served = fallback.pieces(target, ask)
+    recordable = before_answer(recorder)
+    target, ask, served = fallback.routed(target, partial(ask_of, request))
     begun = Completion(
-        id or uuid.uuid4(),
+        id or decision_id_new(),
         target.agent,
         served.model.name,
         target.arm,
@@ -215,7 +194,7 @@ def completion_stream(
     )
     given: list[Piece] = []
     made: Completion | None = None
-    error = ""
+    restorer, error = Restorer(masker), ""
     try:
         yield begun
         for piece in served.result:
@@ -223,9 +202,9 @@ def completion_stream(
             if piece.end:
                 made = begun  # whatever comes of recording it, it is not tried twice
                 made = _recorded(begun, request, target, served, ask, given)
-            yield piece
+            yield from restorer.pieces(piece)
         if made is not None:
-            yield made
+            yield _restored(made, masker)
     except BackendFailed as failure:
         error = str(failure)
         raise
@@ -240,7 +219,7 @@ def _recorded(
     begun: Completion,
     request: ChatRequest,
     target: Target,
-    served: ServedAnswer[Any],
+    served: ServedAnswer[T],
     ask: Ask,
     given: Sequence[Piece],
     error: str = "",
@@ -258,6 +237,8 @@ def _recorded(
     if error:
         facts["metadata"]["serving"] |= {"finish_reason": "error", "error": error[:1000]}
     storage = recorder.note(facts, hold=request.stream or not refuses())
+    if served.own is not None:
+        recorder.note(_shadow_facts(request, begun.id, served.own))
     try:
         is_recorded = after_answer(recorder, storage)
     except RecordingImpossible:
@@ -272,6 +253,27 @@ def _recorded(
         extras=answer.extras,
         recorded=is_recorded,
     )
+
+
+def _masked(request: ChatRequest, masker: Masker) -> ChatRequest:
+    """The request as a model and the log see it."""
+    messages, extra = masker.masked(request.ask.messages), masker.masked(request.ask.extra)
+    ask = dataclasses.replace(request.ask, messages=messages, extra=extra)
+    return dataclasses.replace(request, ask=ask, metadata=masker.masked(request.metadata))
+
+
+def _restored(made: Completion, masker: Masker) -> Completion:
+    """The completion as the caller sees it, choices beside the first included."""
+    extras = Extras(**masker.restored(vars(made.extras)))
+    return dataclasses.replace(made, message=masker.restored(made.message), extras=extras)
+
+
+def _shadow_facts(request: ChatRequest, decision: uuid.UUID, own: OwnAnswer) -> dict[str, Any]:
+    """The facts of an answer beside a decision."""
+    answer = answer_storable(answer_of(own.pieces, own.latency_ms))
+    facts = _facts(request, own.target, own.served, shadow_id(decision), answer, own.ask)
+    facts["metadata"]["serving"] |= {"shadow": {"of": str(decision), "experiment": ""}}
+    return facts | {"source": SHADOW}
 
 
 def _tokens_estimated(answer: Answer, ask: Ask) -> Answer:
@@ -307,14 +309,21 @@ def ask_of(request: ChatRequest, target: Target) -> Ask:
 
 
 def _facts(
-    request: ChatRequest, target: Target, served: ServedAnswer[Any], id: uuid.UUID, answer: Answer, ask: Ask
+    request: ChatRequest,
+    target: Target,
+    served: ServedAnswer[T],
+    id: uuid.UUID,
+    answer: Answer,
+    ask: Ask,
 ) -> dict[str, Any]:
     facts = facts_of(target, served, answer)
     metadata = {**request.metadata, **facts.pop("metadata")}
     metadata["serving"] |= {"requested": request.model, "request": request.body_hash}
+    if request.caller:
+        metadata["serving"]["caller"] = request.caller
     if tools := request.ask.extra.get("tools"):
         metadata["tools"] = tools
-    return {
+    found = {
         **facts,
         "id": str(id),
         "messages": list(request.ask.messages),
@@ -324,6 +333,7 @@ def _facts(
         "source": "gateway",
         "propensity": propensity_of(answer, ask),
     }
+    return facts_masked(found, *DECISION_TEXTS)
 
 
 def _pieces_again(earlier: Completion) -> Iterator[Piece]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from threading import Lock
-from typing import Any
 
 from django.conf import settings
 
@@ -19,6 +18,7 @@ from rl.checksums import FileDamaged, file_check
 from rl.linear.model import LinearPolicy, LinearPolicyError
 from rl.registry.integrity import damage_notify
 from rl.serving.base import Ask, BackendFailed, BackendUnable, Model, Piece, SentMessage
+from rl.serving.files import files_ensure
 
 LINEAR = "linear"
 """Name of the backend, and kind of the models it answers for."""
@@ -59,6 +59,7 @@ class LinearBackend:
 
 def linear_policy(model: Model) -> LinearPolicy:
     """The policy of a model, read once per file. Raises BackendFailed where its file is gone or damaged."""
+    files_ensure(model)
     path = Path(settings.RATCHET_HOME / model.adapter)
     key = (str(path), model.adapter_sha256)
     with _lock:
@@ -95,7 +96,7 @@ def _options(policy: LinearPolicy, ask: Ask) -> list[str]:
         options = policy.options(ask.messages)
     except LinearPolicyError as fault:
         raise BackendUnable(str(fault), param="messages") from fault
-    schema: Mapping[str, Any] | None = ask.response_schema
+    schema: Mapping[str, object] | None = ask.response_schema
     if schema is not None:
         options = [answer for answer in options if _fits(answer, schema)]
     if not options:
@@ -106,13 +107,13 @@ def _options(policy: LinearPolicy, ask: Ask) -> list[str]:
     return options
 
 
-def _is_text(content: Any) -> bool:
+def _is_text(content: object) -> bool:
     if isinstance(content, list):
         return all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content)
     return content is None or isinstance(content, str)
 
 
-def _fits(answer: str, schema: Mapping[str, Any]) -> bool:
+def _fits(answer: str, schema: Mapping[str, object]) -> bool:
     try:
         answer_of_schema(answer, schema)
     except InvalidResponse:

@@ -15,8 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from feedback.messages import ChatMessage, MessageError, messages_read
-from rl.chat_templates import TEMPLATE_ERRORS, ChatTemplate, TemplateRefused, prompt_rendered
-from rl.decoding.chat_turns import PROBE_TOOL, CallForm, call_form, probe_turns, template_turns
+from rl.chat_templates import (
+    PROBE_TOOL,
+    TEMPLATE_ERRORS,
+    CallForm,
+    ChatTemplate,
+    TemplateRefused,
+    call_form,
+    probe_turns,
+    prompt_rendered,
+    template_turns,
+)
 from rl.decoding.constraint import Constraint, GrammarVocabulary
 from rl.serving.assembly import answer_of
 from rl.serving.base import (
@@ -46,7 +55,7 @@ HARMLESS = {"user", "metadata", "store", "service_tier", "safety_identifier", "p
 HARMLESS |= {"prompt_cache_retention", "reasoning_effort", "verbosity", "response_format"}
 HARMLESS |= {"parallel_tool_calls", "tools", "tool_choice"}
 """Fields of a request that say nothing about the answer's text, or are read here."""
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
@@ -103,7 +112,7 @@ class Chat:
                 )
         return text
 
-    def _probe(self, turns: Sequence[Any], tools: Sequence[Any]) -> str:
+    def _probe(self, turns: Sequence[Any], tools: Sequence[object]) -> str:
         try:
             return self.template.render(turns, tools, answer=False)
         except TEMPLATE_ERRORS:

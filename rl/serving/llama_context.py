@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -94,8 +93,8 @@ logging.getLogger("llama-cpp-python").setLevel(
 class Slot:
     """A context of llama.cpp: the tokens in its cache, computed under one adapter."""
 
-    pointer: Any
-    memory: Any
+    pointer: object
+    memory: object
     key: AdapterKey = NO_ADAPTER
     tokens: list[int] = field(default_factory=list)
 
@@ -124,10 +123,10 @@ class LlamaContext:
             raise ServingRefused(
                 f"expected a GGUF file at {path}, found none; make one with `{PROGRAM} export_model`"
             )
-        self._lib: Any = llama_cpp
+        self._lib = llama_cpp
         try:
             params = llama_cpp.llama_model_default_params()
-            self.model: Any = LlamaModel(path_model=str(path), params=params, verbose=True)
+            self.model = LlamaModel(path_model=str(path), params=params, verbose=True)
         except ValueError as error:
             raise ServingRefused(f"llama.cpp cannot read {path}: {error}") from error
         size = path.stat().st_size
@@ -146,7 +145,7 @@ class LlamaContext:
         self._options.no_perf = True
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self.vocabulary = self.model.n_vocab()
-        self._adapters: OrderedDict[str, Any] = OrderedDict()
+        self._adapters: OrderedDict[str, object] = OrderedDict()
         self._slots: list[Slot] = []
         """In the order of last use, the most recent one last."""
         self.max_slots = max(
@@ -197,7 +196,7 @@ class LlamaContext:
         self._slots.append(found)
         self._slot = found
 
-    def _set(self, slot: Slot, key: AdapterKey, pointer: Any) -> None:
+    def _set(self, slot: Slot, key: AdapterKey, pointer: object) -> None:
         self._empty(slot)
         if pointer is None:
             code = self._lib.llama_set_adapters_lora(slot.pointer, None, 0, None)
@@ -233,7 +232,7 @@ class LlamaContext:
         else:
             self._empty(slot)
 
-    def _adapter(self, path: Path) -> Any:
+    def _adapter(self, path: Path) -> object:
         name = str(path)
         if name in self._adapters:
             self._adapters.move_to_end(name)

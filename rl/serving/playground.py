@@ -80,7 +80,7 @@ class PromptExample:
     line: str
 
 
-def question_read(text: str) -> str | dict[str, Any] | list[Any]:
+def question_read(text: str) -> str | dict[str, object] | list[object]:
     """Prompt as typed: a JSON object is the agent's state, a JSON list of messages a conversation, else a text."""
     if text.lstrip()[:1] in ("{", "["):
         try:
@@ -111,7 +111,7 @@ def system_prompt_recorded(agent: str) -> str:
     return system if 2 * count > len(recorded) else ""
 
 
-def question_text(messages: Any, state: Any, system: str = "") -> str:
+def question_text(messages: Any, state: object, system: str = "") -> str:
     """A recorded prompt as it may be typed into the playground: its state, its only message, or the conversation.
     `system` is the system prompt that a text is asked with; a message beside it alone is that text."""
     if isinstance(state, Mapping) and state:

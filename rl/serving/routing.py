@@ -6,12 +6,18 @@ import difflib
 import fnmatch
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from django.conf import settings
+from django.db.models import Q
+from django.utils import timezone
 
-from feedback.cache import TTLCache
-from feedback.models import AgentSettings
+from backend.installation import PROGRAM
+from backend.notifications import notify
+from feedback.cache import CostAwareCache, TTLCache
+from feedback.explorer.bulk_readers import caller_cost_since, cost_since
+from feedback.models import AgentSettings, ApiKey
 from feedback.selectors import SLUG_PATTERN, agent_has_decisions, agent_slugs
 from rl.agents import AGENTS
 from rl.base_models.service import agent_base_model
@@ -25,6 +31,7 @@ from rl.models import (
     ServingSettings,
     TrainingRun,
 )
+from rl.models.fine_tuning import is_tuned_name, policy_of_model, tuned_models
 from rl.registry.service import champion_of, champions_before
 from rl.serving.base import BASE, BackendUnable, Model, ServingRefused
 from rl.serving.files import model_of, unaskable_words
@@ -90,6 +97,10 @@ class PolicyUnaskable(ServingRefused):
     """A recorded policy, which is known by its recorded answers alone, was asked by name."""
 
 
+class BudgetReached(ServingRefused):
+    """The agent's budget of the month is spent, and only hosted models could answer."""
+
+
 class ModelUnknown(ServingRefused):
     """No agent and no policy goes by the name that was asked for; the message names the nearest ones."""
 
@@ -98,6 +109,17 @@ class ModelUnknown(ServingRefused):
         if nearest:
             message = f"{message}; did you mean {' or '.join(nearest)}?"
         super().__init__(message, param="model", code="model_not_found")
+
+
+@dataclass(frozen=True)
+class Route:
+    """An own model that answers before the hosted champion, where it is sure."""
+
+    model: Model
+    threshold: float | None
+    """Confidence in [0, 1] from which its answer is taken; None: never."""
+    explore: float
+    """Share of requests that both answer."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +139,9 @@ class Target:
     """Earlier champions of the agent, the last one first. One of them steps in before the base, but only where a
     policy's own file is damaged or not there."""
 
+    route: Route | None = None
+    """Of a hosted champion, where its agent routes by confidence."""
+
     @property
     def meant(self) -> str:
         """Name of the policy that was to answer."""
@@ -127,26 +152,112 @@ _plans: TTLCache[AssignmentPlan] = TTLCache()
 _models: TTLCache[Model | None] = TTLCache()
 _recorded: TTLCache[bool] = TTLCache()
 _owners: TTLCache[str] = TTLCache()
+_tuned: TTLCache[str] = TTLCache()
 _champions: TTLCache[Model | None] = TTLCache()
 _bases: TTLCache[Model] = TTLCache()
 _standby: TTLCache[tuple[Model, ...]] = TTLCache()
 _settings: TTLCache[ServingSettings] = TTLCache()
+_spent: TTLCache[float] = TTLCache()
+_key_budgets: TTLCache[float | None] = TTLCache()
+_key_spent: CostAwareCache[float] = CostAwareCache()
 
 
-def target_of(model: str, unit: str = "") -> Target:
-    """The target of what an OpenAI client names as `model`: an agent, a policy, or `agent:policy`.
+def target_of(model: str, unit: str = "", caller: str = "") -> Target:
+    """The target of what an OpenAI client names as `model`: an agent, a policy, `agent:policy`, or a fine-tuned model.
 
     An agent is answered for by its experiment's arm for this unit, else by its champion, else by the base model
     (`agent:base` names that). A policy by name has nobody to step in for it. A recorded champion cannot be asked: the
     base model answers, and the answer says for whom. Raises ModelUnknown for a name nobody set up (see `known_agents`),
-    PolicyUnaskable for a recorded policy by name. A change in the registry is seen within FEEDBACK_REMEMBER_S seconds.
+    PolicyUnaskable for a recorded policy by name, and
+    BudgetReached. caller: who asks, such as key:3. A change in the registry is seen within FEEDBACK_REMEMBER_S seconds.
     """
+    if is_tuned_name(model):
+        return _of_policy(_tuned.get(model, lambda: policy_of_model(model)) or model)
     agent, colon, policy = model.partition(":")
     if colon:
-        return _of_policy(policy, agent)
+        return _within_budget(_of_policy(policy, agent), caller)
     if policy_model(model) is not None or is_recorded(model):
-        return _of_policy(model)
-    return _of_agent(agent, unit)
+        return _within_budget(_of_policy(model), caller)
+    return _within_budget(_of_agent(agent, unit), caller)
+
+
+def _within_budget(target: Target, caller: str) -> Target:
+    """The target without hosted models once the month's budget of its agent or of the caller is reached. Raises
+    BudgetReached where nobody is left to answer."""
+    if all(model.endpoint is None for model in target.models):
+        return target
+    by_key = key_budget_reached(caller)
+    if not by_key and not budget_reached(target.agent):
+        return target
+    local = tuple(model for model in target.models if model.endpoint is None)
+    if not local:
+        who = "this key" if by_key else f"agent {target.agent}"
+        budget = _key_budget(caller) if by_key else serving_settings(target.agent).budget_usd
+        where = f"with `{PROGRAM} api_key budget`" if by_key else "in its serving settings"
+        raise BudgetReached(
+            f"{who} has spent its budget of {budget:g} USD of this month, and no local policy may answer: raise it "
+            f"{where}, or name fallbacks in the agent's serving settings",
+            param="model",
+            code="insufficient_quota",
+        )
+    if target.models[0].endpoint is None:
+        return replace(target, models=local)
+    # another policy answers than the arm's, so the answer is no evidence on the arm
+    return replace(target, models=local, arm="", arm_propensity=None, route=None)
+
+
+def budget_reached(agent: str) -> bool:
+    """True once an agent's providers took its budget of this month. Costs are read every FEEDBACK_REMEMBER_S seconds,
+    so that answers of that time may come on top."""
+    budget = serving_settings(agent).budget_usd
+    return budget is not None and _spent.get(agent, lambda: cost_since(agent, month_start())) >= budget
+
+
+def key_budget_reached(caller: str) -> bool:
+    """True once providers took a key's budget of this month for its requests, by `budget_reached`'s clock."""
+    budget = _key_budget(caller)
+    return (
+        budget is not None
+        and _key_spent.get(caller, lambda: caller_cost_since(caller, month_start())) >= budget
+    )
+
+
+def _key_budget(caller: str) -> float | None:
+    kind, _, number = caller.partition(":")
+    if kind != "key":
+        return None
+    rows = ApiKey.objects.filter(pk=number).values_list("budget_usd", flat=True)
+    return _key_budgets.get(caller, rows.first)
+
+
+def month_start() -> datetime:
+    return timezone.localtime().replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def budgets_notice() -> list[str]:
+    """Notify of each budget that was reached this month, once. Returns a line per notice."""
+    done = []
+    for row in ServingSettings.objects.exclude(budget_usd=None):
+        start = month_start()
+        fresh = Q(budget_noticed_at=None) | Q(budget_noticed_at__lt=start)
+        spent = cost_since(row.agent, start)
+        if row.budget_usd is None or spent < row.budget_usd:
+            continue
+        if ServingSettings.objects.filter(fresh, pk=row.pk).update(budget_noticed_at=timezone.now()):
+            text = f"agent {row.agent} has spent {spent:.2f} of {row.budget_usd:.2f} USD: only local policies answer"
+            notify("budget_reached", text, agent=row.agent, spent_usd=spent, budget_usd=row.budget_usd)
+            done.append(text)
+    for key in ApiKey.objects.exclude(budget_usd=None).filter(revoked_at=None):
+        start = month_start()
+        fresh = Q(budget_noticed_at=None) | Q(budget_noticed_at__lt=start)
+        spent = caller_cost_since(key.ident, start)
+        if key.budget_usd is None or spent < key.budget_usd:
+            continue
+        if ApiKey.objects.filter(fresh, pk=key.pk).update(budget_noticed_at=timezone.now()):
+            text = f"key {key.name} has spent {spent:.2f} of {key.budget_usd:.2f} USD: only local policies answer it"
+            notify("budget_reached", text, key=key.name, spent_usd=spent, budget_usd=key.budget_usd)
+            done.append(text)
+    return done
 
 
 def _of_agent(agent: str, unit: str) -> Target:
@@ -176,7 +287,23 @@ def _of_agent(agent: str, unit: str) -> Target:
         assigned.propensity if assigned.arm else None,
         unaskable=assigned.policy if meant is None and is_recorded(assigned.policy) else "",
         standby=standby,
+        route=None if assigned.arm else _route(agent, models[0]),
     )
+
+
+def _route(agent: str, champion: Model) -> Route | None:
+    wanted = serving_settings(agent)
+    own = policy_model(wanted.route_policy) if wanted.route_policy and champion.endpoint is not None else None
+    if own is None or own.endpoint is not None:
+        return None
+    basis = route_basis(wanted, champion.name)
+    is_current = all(wanted.route_report.get(name) == value for name, value in basis.items())
+    return Route(own, wanted.route_threshold if is_current else None, wanted.route_explore)
+
+
+def route_basis(row: ServingSettings, champion: str) -> dict[str, object]:
+    """What a threshold was set for: it says nothing of another policy, champion or loss."""
+    return {"policy": row.route_policy, "champion": champion, "loss": row.route_loss}
 
 
 def _fallbacks(agent: str, champion: Model | None, base: Model) -> list[Model | None]:
@@ -289,6 +416,10 @@ def models_listed() -> list[ListedModel]:
         .order_by("-pk")
         .values_list("name", "agent", "created_at")
     )
+    tuned = tuned_models()
     return [ListedModel(agent, 0, "ratchet") for agent in agent_names()] + [
-        ListedModel(name, int(at.timestamp()), agent) for name, agent, at in rows
+        ListedModel(shown, int(at.timestamp()), agent)
+        for name, agent, at in rows
+        for shown in (name, tuned.get(name))
+        if shown
     ]

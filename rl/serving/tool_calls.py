@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from backend import limits
+from rl.agents.template import references_check
 from rl.decoding.constraint import (
     Constraint,
     DecodingFailed,
@@ -62,7 +63,7 @@ class Tools:
         return [tool["function"]["name"] for tool in self.offered]
 
     @property
-    def callable(self) -> list[Mapping[str, Any]]:
+    def callable(self) -> list[Mapping[str, object]]:
         """The functions that may be called."""
         functions = [tool["function"] for tool in self.offered]
         if self.choice in ("auto", "required"):
@@ -94,7 +95,7 @@ class CallSyntax:
         closing = re.match(rf"\s*</{tag[1]}>", after) if tag else None
         return cls(before, found[1], closing[0] if closing else "")
 
-    def grammar(self, tools: Tools, schema: Mapping[str, Any] | None) -> str | None:
+    def grammar(self, tools: Tools, schema: Mapping[str, object] | None) -> str | None:
         """llguidance's grammar of an answer beside tools; None: anything may be written.
 
         schema: of the answer in words, where the request asks for one. Raises SchemaRefused.
@@ -131,7 +132,7 @@ class CallSyntax:
             lines.append(f"TEXT: /(.|\\n)*/{kept_out}" if opening else "TEXT: /([^{\\s](.|\\n)*)?/")
         return "\n".join(lines) + "\n"
 
-    def _call_schema(self, functions: Sequence[Mapping[str, Any]]) -> Any:
+    def _call_schema(self, functions: Sequence[Mapping[str, object]]) -> object:
         one = [
             {
                 "type": "object",
@@ -147,7 +148,7 @@ class CallSyntax:
         return schema_part(one[0] if len(one) == 1 else {"anyOf": one})
 
 
-def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(function: Mapping[str, object]) -> Mapping[str, object]:
     """The schema of a function's arguments; none is an object without any."""
     found = function.get("parameters")
     if not isinstance(found, Mapping) or not found:
@@ -188,7 +189,7 @@ class CallReader:
         shown, self._held = self._held[:at], self._held[at:]
         return shown
 
-    def end(self) -> tuple[str, list[dict[str, Any]]]:
+    def end(self) -> tuple[str, list[dict[str, object]]]:
         """The words that are left, and the calls."""
         calls, words = calls_read(self._held, self._names) if self._has_begun else ([], self._held)
         self._held = ""
@@ -203,7 +204,7 @@ class CallReader:
         ]
 
 
-def calls_read(text: str, names: set[str]) -> tuple[list[tuple[str, Any]], str]:
+def calls_read(text: str, names: set[str]) -> tuple[list[tuple[str, object]], str]:
     """The calls in a text, as Hermes and Qwen (`<tool_call>`) or Llama write them, and the words beside them.
 
     A text that holds what is no call of a known function is words alone.
@@ -223,7 +224,7 @@ def calls_read(text: str, names: set[str]) -> tuple[list[tuple[str, Any]], str]:
     return calls, words if words.strip() else ""
 
 
-def _calls(text: str, names: set[str]) -> list[tuple[str, Any]]:
+def _calls(text: str, names: set[str]) -> list[tuple[str, object]]:
     """The calls that a text is; none where it is anything else."""
     found = list(_objects(text))
     if not all(isinstance(one, dict) and one.get("name") in names for one in found):
@@ -245,7 +246,7 @@ def _objects(text: str) -> Iterator[Any]:
         text = text[end:].lstrip("; \n\t\r")
 
 
-def _as_text(arguments: Any) -> str:
+def _as_text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
@@ -278,15 +279,16 @@ def tools_constraint(
     try:
         for function in tools.callable:
             schema_size_check(function)
+            references_check(_parameters(function))
         if ask.response_schema is not None:
             schema_size_check(ask.response_schema)
         grammar = syntax.grammar(tools, ask.response_schema)
         return Constraint(vocabulary, lark_grammar(grammar)) if grammar else None
-    except (SchemaRefused, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ServingRefused(f"tools: {error}", param="tools") from error
 
 
-def schema_size_check(schema: Mapping[str, Any]) -> None:
+def schema_size_check(schema: Mapping[str, object]) -> None:
     """Raises SchemaRefused for a schema of more than MAX_SCHEMA characters, or one nested too deeply to be read."""
     try:
         length = len(json.dumps(schema))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rl.models import Upstream
 from rl.serving.base import Answer, Ask, BackendFailed, Endpoint, Model, ServingRefused
@@ -79,7 +78,9 @@ def _form_that_works(endpoint: Endpoint, model: str) -> str:
     return Upstream.Schemas.NONE
 
 
-def _asked(endpoint: Endpoint, model: str, question: str, schema: Mapping[str, Any] | None = None) -> Answer:
+def _asked(
+    endpoint: Endpoint, model: str, question: str, schema: Mapping[str, object] | None = None
+) -> Answer:
     ask = Ask([{"role": "user", "content": question}], max_tokens=ANSWER_TOKENS, response_schema=schema)
     timeout_s = min(endpoint.timeout_s or TIMEOUT_S, TIMEOUT_S)
     return EndpointBackend(endpoint).answer(ask, Model(endpoint.name, model, endpoint=endpoint), timeout_s)

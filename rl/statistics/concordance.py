@@ -247,30 +247,6 @@ def concordance(
     return Ranking(Interval(share, low, high, table.rows), table.pair_count)
 
 
-def concordance_difference(
-    values: Sequence[float],
-    scores: Sequence[float],
-    others: Sequence[float],
-    prompts: Sequence[str],
-    confidence: float = 0.95,
-) -> Difference | None:
-    """Concordance of `scores` minus that of `others` on the same rows; None without a pair of different values.
-
-    Jackknife over prompts of the paired difference, Student's t.
-    """
-    own, other = _Comparisons.of(values, scores, prompts), _Comparisons.of(values, others, prompts)
-    if own is None or other is None:
-        return None
-    value = own.share - other.share
-    replicates = own.jackknife() - other.jackknife()
-    groups = len(replicates)
-    if groups < 3:
-        return Difference(value, -1.0, 1.0)
-    deviation = math.sqrt((groups - 1) / groups * float(((replicates - replicates.mean()) ** 2).sum()))
-    spread = float(scipy.stats.t.ppf(0.5 + confidence / 2, groups - 1)) * deviation
-    return Difference(value, max(-1.0, value - spread), min(1.0, value + spread))
-
-
 @dataclass(frozen=True)
 class _Comparisons:
     """Counts over pairs of rows with different values: all, and those with a row of each prompt."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TypeAlias
 
 import numpy as np
@@ -235,7 +236,7 @@ def ratio_mismatch_p(units: Sequence[int], weights: Sequence[float]) -> float:
 
     1 without two arms or a unit. Below 0.001 do not trust the comparison (Fabijan et al., KDD 2019).
     """
-    pairs = [(u, w) for u, w in zip(units, weights, strict=True) if w > 0]
+    pairs = [(u, w) for u, w in zip_longest(units, weights, fillvalue=0) if w > 0]
     total, weight = sum(u for u, _ in pairs), sum(w for _, w in pairs)
     if len(pairs) < 2 or total == 0:
         return 1.0
@@ -251,7 +252,7 @@ def ratio_mismatch_anytime_p(
     Lindon & Malek, "Anytime-valid inference for multinomial count data", NeurIPS 2022. strength: of the Dirichlet, in
     units; a larger one finds smaller mismatches, later.
     """
-    pairs = [(u, w) for u, w in zip(units, weights, strict=True) if w > 0]
+    pairs = [(u, w) for u, w in zip_longest(units, weights, fillvalue=0) if w > 0]
     if len(pairs) < 2:
         return 1.0
     counts = np.array([u for u, _ in pairs], float)

@@ -208,6 +208,8 @@ class WinShare:
     ties: int
     alpha: float
     margin: float
+    not_inferior: bool = False
+    """True if "not worse" is what the round asks: it settles then, and "worse" means worse by more than the margin."""
 
     @property
     def decided(self) -> int:
@@ -236,23 +238,35 @@ class WinShare:
         threshold = -math.log(self.alpha)
         if log_evidence(self.wins, self.losses, 0.5) >= threshold:
             return BETTER
-        if log_evidence(self.losses, self.wins, 0.5) >= threshold + math.log(2):
+        if log_evidence(self.losses, self.wins, self.worse_above) >= threshold + math.log(2):
             return WORSE
         if log_evidence(self.wins, self.losses, 0.5 - self.margin) >= threshold:
             return NOT_WORSE
         return OPEN
 
     @property
+    def worse_above(self) -> float:
+        """Share of losses that "worse" must exceed."""
+        return 0.5 + self.margin if self.not_inferior else 0.5
+
+    @property
+    def settled(self) -> bool:
+        """True if the verdict answers the round's question, so that no further judgement is needed."""
+        return self.verdict in (BETTER, WORSE) or (self.not_inferior and self.verdict == NOT_WORSE)
+
+    @property
     def further(self) -> int | None:
-        """About how many more decided prompts bring "better" or "worse" at the present share; None above
-        MOST_DECISIONS. Before the first decision the share counts as EXPECTED_SHARE."""
+        """About how many more decided prompts settle the round at the present share; None above MOST_DECISIONS. Before
+        the first decision the share counts as EXPECTED_SHARE."""
         share = (self.wins + PRIOR) / (self.decided + 2 * PRIOR) if self.decided else EXPECTED_SHARE
-        threshold = -math.log(self.alpha) + (math.log(2) if share < 0.5 else 0.0)
-        ahead, behind = (self.wins, self.losses) if share >= 0.5 else (self.losses, self.wins)
-        lead = max(share, 1 - share)
+        least = 0.5 - self.margin if self.not_inferior else 0.5
+        is_ahead = share >= least
+        threshold = -math.log(self.alpha) + (0.0 if is_ahead else math.log(2))
+        ahead, behind = (self.wins, self.losses) if is_ahead else (self.losses, self.wins)
+        lead, bound = (share, least) if is_ahead else (1 - share, self.worse_above)
 
         def reached(count: int) -> bool:
-            return log_evidence(ahead + lead * count, behind + (1 - lead) * count, 0.5) >= threshold
+            return log_evidence(ahead + lead * count, behind + (1 - lead) * count, bound) >= threshold
 
         if reached(0):
             return 0

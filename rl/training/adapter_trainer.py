@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Generic, TypeVar, Unpack
 
 import torch
 from accelerate.utils import gather_object
@@ -17,11 +17,10 @@ from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
+from packed_forward.dpo_trainer import is_sharded
 from packed_forward.row_cache import RowCache, row_key
-from packed_forward.trl_forward import is_sharded
 from rl.agents.base import Row
-from rl.recipes import BASE, AdapterRecipe, DPORecipe, Recipe
-from rl.recipes.fit import curriculum_order
+from rl.recipes import BASE, AdapterRecipe, Recipe
 from rl.training.encoding import EncodedResponse
 from rl.training.loading import ADAPTER_FILES, PolicyLoadError, adapter_read
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_save, lora_config, matmul
@@ -38,7 +37,7 @@ from rl.training.run import (
     same_run_check,
 )
 from rl.training.scoring import head_check, score_encoded
-from rl.training.trl_trainer import LOSS, RANKING_LOSS, train_stoppable
+from rl.training.trl_trainer import train_stoppable
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "bitsandbytes", "safetensors")
 
@@ -51,7 +50,7 @@ class TrainRows(Generic[SplitT]):
 
     train: SplitT
     held_out: SplitT
-    facts: Sequence[Any]
+    facts: Sequence[object]
     """Tokens by which a resumed run knows that its rows are the same."""
     samples: dict[str, int]
     truncated: dict[str, int] = field(default_factory=dict)
@@ -71,7 +70,7 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
     stopped_early: str = ""
     best_step: int = 0
-    weights: dict[str, Any] | None = None
+    weights: dict[str, torch.Tensor] | None = None
     """Weights of a model that is sharded over processes; None: they are read from the model."""
 
 
@@ -92,6 +91,7 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
 
     def __init__(self, recipe: RecipeT, base_model: str = "bundled", **options: Unpack[RunOptions]) -> None:
         self.context = run_context(recipe, base_model, **options)
+        self.context.method = self.method
         self.policy: LoadedPolicy | None = None
 
     @property
@@ -108,14 +108,14 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
             self.policy = base_load(self.context)
         return self.policy
 
-    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
+    def train(self, train_dataset: Sequence[Row], eval_dataset: Sequence[Row] | None = None) -> TrainResult:
         """Train and return the result; a run stopped by its listener has the status `cancelled`.
 
         Raises TrainingRefused (nothing to train on, nothing to resume, a folder in use or not writable) before any
         work, and TrainingFailed when training cannot go on (divergence, a reward that breaks, memory, disk).
         """
         start = time.monotonic()
-        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
+        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
         self.check(train_rows)
         checkpoint, notes = folder_prepare(self.context)
         self.processes = Processes(cpu=self.context.hardware.device == "cpu")
@@ -148,11 +148,11 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
         """The rows as tokens. Raises TrainingRefused where none is left to train on."""
         raise NotImplementedError
 
-    def arguments(self, rows: TrainRows[SplitT]) -> Any:
+    def arguments(self, rows: TrainRows[SplitT]) -> TrainingArguments:
         """TRL's arguments of this run."""
         raise NotImplementedError
 
-    def build(self, policy: LoadedPolicy, arguments: TrainingArguments, rows: TrainRows[SplitT]) -> Any:
+    def build(self, policy: LoadedPolicy, arguments: TrainingArguments, rows: TrainRows[SplitT]) -> Trainer:
         """TRL's trainer, settled. Its parent's arguments are in `trl_arguments`."""
         raise NotImplementedError
 
@@ -174,8 +174,9 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
     # --- What every method shares -------------------------------------------------------------------------------
 
     @property
-    def start_recipe(self) -> Any:
+    def start_recipe(self) -> AdapterRecipe:
         """The recipe with the adapter that training starts from."""
+        assert isinstance(self.recipe, AdapterRecipe)  # a reward model has a fresh one, and never asks
         return self.recipe
 
     def fit(self, policy: LoadedPolicy, rows: TrainRows[SplitT], checkpoint: Path | None) -> Outcome:
@@ -204,7 +205,7 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
             weights=weights,
         )
 
-    def trl_arguments(self, policy: LoadedPolicy, arguments: TrainingArguments) -> dict[str, Any]:
+    def trl_arguments(self, policy: LoadedPolicy, arguments: TrainingArguments) -> dict[str, object]:
         """Arguments that each of TRL's trainers is made with."""
         special_tokens_settle(policy)
         return {
@@ -274,7 +275,7 @@ class AdapterTrainer(Generic[RecipeT, SplitT]):
         )
 
 
-def common_arguments(context: RunContext[Any], *, rows: int = 0, eval_rows: int = 0) -> dict[str, Any]:
+def common_arguments(context: RunContext[RecipeT], *, rows: int = 0, eval_rows: int = 0) -> dict[str, object]:
     """Keyword arguments that every one of TRL's configs is given, for a run on so many rows; without `eval_rows` it is
     never evaluated."""
     recipe, hardware = context.recipe, context.hardware
@@ -300,7 +301,7 @@ def common_arguments(context: RunContext[Any], *, rows: int = 0, eval_rows: int 
         "fp16": on_gpu and hardware.dtype == "float16",
         "seed": recipe.seed,
         "data_seed": recipe.seed,
-        "train_sampling_strategy": "random" if recipe.curriculum == "none" else "sequential",
+        "train_sampling_strategy": "random",
         "logging_steps": recipe.logging_steps,
         "logging_nan_inf_filter": False,
         "save_strategy": "steps",
@@ -316,14 +317,6 @@ def common_arguments(context: RunContext[Any], *, rows: int = 0, eval_rows: int 
         "remove_unused_columns": False,
         **stopping_arguments(recipe, recipe.steps(rows), eval_rows),
     }
-
-
-def rows_ordered(rows: Sequence[Row], recipe: Recipe) -> list[Any]:
-    """Training rows easy to hard where the recipe asks for it, else as they are. Raises TrainingRefused."""
-    try:
-        return [rows[i] for i in curriculum_order(rows, recipe.curriculum)]
-    except ValueError as error:
-        raise TrainingRefused(str(error)) from error
 
 
 def one_gpu(arguments: TrainingArguments) -> list[str]:
@@ -374,8 +367,7 @@ def weights_begin(recipe: AdapterRecipe, model: torch.nn.Module) -> list[str]:
             f"the adapter {folder} does not fit: {len(unset)} weights are not in it, {len(found.unexpected_keys)} are "
             "too many; start from base instead"
         )
-    shape = "whole weights" if recipe.whole else "its own LoRA rank"
-    return [f"starts from the weights of {folder.name}: {len(given)} matrices, {shape}"]
+    return [f"starts from the weights of {folder.name}: {len(given)} matrices, its own LoRA rank"]
 
 
 def versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
@@ -427,7 +419,7 @@ def evaluation_interval(recipe: Recipe, steps: int, eval_rows: int) -> int:
     return recipe.eval_steps or max(1, math.ceil(steps / max(1, min(EVALUATIONS, affordable))))
 
 
-def stopping_arguments(recipe: Recipe, steps: int, eval_rows: int) -> dict[str, Any]:
+def stopping_arguments(recipe: Recipe, steps: int, eval_rows: int) -> dict[str, object]:
     """Keyword arguments for transformers' TrainingArguments; none where the eval split cannot end the run."""
     if not stops_early(recipe, eval_rows):
         return {}
@@ -437,7 +429,7 @@ def stopping_arguments(recipe: Recipe, steps: int, eval_rows: int) -> dict[str, 
         "eval_steps": interval,
         "save_steps": interval,
         "load_best_model_at_end": True,
-        "metric_for_best_model": RANKING_LOSS if isinstance(recipe, DPORecipe) else LOSS,
+        "metric_for_best_model": recipe.eval_metric,
         "greater_is_better": False,
     }
 

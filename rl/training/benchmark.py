@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import huggingface_hub
@@ -27,10 +27,15 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from rl.agents.base import Row
 from rl.recipes.benchmark_tasks import HUB, TaskFolder, TaskRefused, listed_option
 from rl.rewards.base import RewardSample, reward_normalise
 from rl.rewards.code_execution import CodeExecutionReward
 from rl.training.policy import LoadedPolicy, matmul
+
+if TYPE_CHECKING:
+    import torch
+    from lm_eval.api.instance import Instance
 
 HARNESS = f"lm-eval {lm_eval.__version__}"
 
@@ -73,20 +78,20 @@ class HarnessModel(HFLM):
         self.rows_done = self.rows = 0
         self.side, self.progress = side, progress
 
-    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[object]:
         self.rows += len(requests)
         return super().loglikelihood(requests, disable_tqdm=True)
 
-    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[object]:
         self.rows += len(requests)
         return super().generate_until(requests, disable_tqdm=True)
 
-    def _model_call(self, inps: Any, *rest: object, **more: object) -> Any:
+    def _model_call(self, inps: torch.Tensor, *rest: object, **more: object) -> torch.Tensor:
         found = super()._model_call(inps, *rest, **more)
         self._advance(len(inps))
         return found
 
-    def _model_generate(self, context: Any, *rest: object, **more: object) -> Any:
+    def _model_generate(self, context: torch.Tensor, *rest: object, **more: object) -> torch.Tensor:
         found = super()._model_generate(context, *rest, **more)
         self._advance(len(context))
         return found
@@ -153,7 +158,7 @@ def _local(task: TaskFolder, *, code: bool) -> Task:
     if task.runs_code and not code:
         raise TaskRefused(
             f"{task.name} runs code that the model wrote, in the sandbox, and that is off: set "
-            "ENABLE_CODE_EXECUTION=true (docs/rewards.md says what the sandbox is)"
+            "ENABLE_CODE_EXECUTION=true (docs/reward-reference.md says what the sandbox is)"
         )
     scorer = task.config.get("process_results")
     for metric in task.config["metric_list"]:
@@ -178,11 +183,11 @@ def _local(task: TaskFolder, *, code: bool) -> Task:
         ) from error
 
 
-def _choice_metrics(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+def _choice_metrics(doc: Row, results: list[str]) -> dict[str, float]:
     return {"listed": float(listed_option(results[0].strip(), doc["options"]))}
 
 
-def _code_metrics(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+def _code_metrics(doc: Row, results: list[str]) -> dict[str, float]:
     sample = RewardSample(prompt=[], response=results[0], agent="", facts=doc)
     (value,) = CodeExecutionReward(enabled=True).score([sample])
     if value.raw is None:
@@ -201,13 +206,13 @@ def _harness_tasks(name: str) -> list[Task]:
         near = ", ".join([one for one in manager.all_tasks if name.lower() in one.lower()][:5])
         raise TaskRefused(
             f"no task is named {name!r}: expected one that comes with the project, the path of a task folder, or a "
-            f"name of the harness{f', such as {near}' if near else ''}; docs/benchmarks.md lists them"
+            f"name of the harness{f', such as {near}' if near else ''}; docs/figures.md lists them"
         )
     for leaf in _leaves(manager, name):
         if leaf.get("unsafe_code"):
             raise TaskRefused(
                 f"{name} runs code that the model wrote by the harness's own means, which is never done here; put its "
-                "items into a task folder with `process_results: code_execution` (docs/benchmarks.md)"
+                "items into a task folder with `process_results: code_execution` (docs/figures.md)"
             )
     try:
         return list(manager.load([name])["tasks"].values())
@@ -218,7 +223,7 @@ def _harness_tasks(name: str) -> list[Task]:
         ) from error
 
 
-def _leaves(manager: TaskManager, name: str) -> list[dict[str, Any]]:
+def _leaves(manager: TaskManager, name: str) -> list[dict[str, object]]:
     """Configurations of a task, or of every task of a group or tag, as they are written: no function is resolved."""
     entry = manager._index.get(name)
     if entry is None:
@@ -242,7 +247,7 @@ def _run_tasks(
     chat: bool,
     side: str,
     progress: Progress | None,
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Row]]:
     """Task -> the harness's record of every item, of one side."""
     try:
         evaluation = simple_evaluate(
@@ -261,13 +266,11 @@ def _run_tasks(
         )
     except SecurityError as error:
         raise TaskRefused(f"a template does what templates may not: {error}") from error
-    samples: dict[str, list[dict[str, Any]]] = evaluation["samples"]
+    samples: dict[str, list[Row]] = evaluation["samples"]
     return samples
 
 
-def _figures(
-    task: Task, source: str, sha256: str, own: list[dict[str, Any]], base: list[dict[str, Any]]
-) -> TaskFigures:
+def _figures(task: Task, source: str, sha256: str, own: list[Row], base: list[Row]) -> TaskFigures:
     """Per item the first metric of the task that is one number in [0, 1] of which more is better."""
     name = str(task.config.task)
     first = own[0]["filter"]  # of several ways to read an answer the first

@@ -7,22 +7,32 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from feedback.messages import ChatMessage, MessageError, messages_read
 from rl.agents.base import Message, Row
-from rl.chat_templates import TEMPLATE_ERRORS, TemplateRefused, prompt_rendered
-from rl.decoding.chat_turns import PROBE_TOOL, CallForm, call_form, template_turns
+from rl.chat_templates import (
+    PROBE_TOOL,
+    TEMPLATE_ERRORS,
+    CallForm,
+    TemplateRefused,
+    call_form,
+    prompt_rendered,
+    template_turns,
+)
 
-Answer = str | Sequence[Mapping[str, Any]]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Answer = str | Sequence[Row]
 """A response: a text, or messages where a text cannot say it (calls of tools and their results)."""
 
 PLAIN_ROLES = ("system", "user", "assistant", "tool")
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The tag with which a template marks an assistant's tokens."""
-EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
+EMPTY_THOUGHT = re.compile(r"\A\s*<think>\s*</think>\s*")
 """What Qwen 3 writes before an answer without reasoning; its generation prompt does not."""
 REASONING_KEYS = ("reasoning_content", "thinking")
 """Fields of a message from which templates take the reasoning."""
@@ -35,12 +45,12 @@ class NotRenderable(ValueError):
 class ToolPrompt(list[Message]):
     """The messages of a prompt, and the tools that the model is offered with them."""
 
-    def __init__(self, messages: Iterable[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, messages: Iterable[Message], tools: Sequence[Row] = ()) -> None:
         super().__init__(messages)
         self.tools = list(tools or ())
 
 
-def tools_of(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+def tools_of(messages: Sequence[Message]) -> list[Row]:
     """The tools of a prompt; a plain list of messages has none."""
     return getattr(messages, "tools", [])
 
@@ -58,7 +68,7 @@ def answer_text(answer: Answer) -> str | None:
     return turns[0].text
 
 
-def _read(messages: Sequence[Any]) -> list[ChatMessage]:
+def _read(messages: Sequence[object]) -> list[ChatMessage]:
     try:
         found = messages_read(list(messages))
     except MessageError as error:
@@ -71,7 +81,7 @@ def _read(messages: Sequence[Any]) -> list[ChatMessage]:
 class TrainingTemplate:
     """The template of a tokenizer. Tools, calls and results are given to it as transformers documents them."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
 
     @property
@@ -137,7 +147,7 @@ class TrainingTemplate:
                 raise
             raise NotRenderable(f"the base model's chat template refuses this answer ({error})") from error
         if not reasoning:
-            words = EMPTY_THOUGHT.sub("", words, count=1) if EMPTY_THOUGHT.match(words) else words
+            words = EMPTY_THOUGHT.sub("", words)
         elif reasoning.strip() not in words:
             raise NotRenderable("the base model's chat template leaves the reasoning out of this answer")
         _appear(words, message.get("tool_calls", ()))
@@ -145,7 +155,7 @@ class TrainingTemplate:
             raise NotRenderable("the base model's chat template leaves words out of this answer")
         return start, words
 
-    def _beyond(self, start: str, turns: Sequence[Row], tools: Sequence[Any]) -> tuple[str, str]:
+    def _beyond(self, start: str, turns: Sequence[Row], tools: Sequence[Row]) -> tuple[str, str]:
         """The prompt, and what the template writes after it for the last turn: as it marks an assistant's tokens, else
         what is more than the prompt."""
         if GENERATION.search(self.source):
@@ -170,7 +180,7 @@ class TrainingTemplate:
             )
         return start, text[len(start) :]
 
-    def raw(self, turns: Sequence[Any], tools: Sequence[Any] = (), *, add_generation_prompt: bool) -> str:
+    def raw(self, turns: Sequence[Row], tools: Sequence[Row] = (), *, add_generation_prompt: bool) -> str:
         return str(
             self.tokenizer.apply_chat_template(
                 list(turns),
@@ -180,7 +190,7 @@ class TrainingTemplate:
             )
         )
 
-    def _turns(self, messages: Sequence[Any]) -> list[dict[str, Any]]:
+    def _turns(self, messages: Sequence[Row]) -> list[dict[str, Any]]:
         """Messages as templates take them: text, calls with their arguments as an object, no reasoning."""
         if all(_is_plain(message) for message in messages):
             return [dict(message) for message in messages]
@@ -188,7 +198,7 @@ class TrainingTemplate:
 
     # --- What it can write ------------------------------------------------------------------------------------
 
-    def _probe(self, turns: Sequence[Any], tools: Sequence[Any] = ()) -> str:
+    def _probe(self, turns: Sequence[Row], tools: Sequence[Row] = ()) -> str:
         try:
             return self.raw(turns, tools, add_generation_prompt=False)
         except TEMPLATE_ERRORS:
@@ -226,12 +236,12 @@ def _is_plain(message: object) -> bool:
     )
 
 
-def _tool_name(tool: Mapping[str, Any]) -> str:
+def _tool_name(tool: Row) -> str:
     function = tool.get("function")
     return str((function if isinstance(function, Mapping) else tool).get("name", ""))
 
 
-def _appear(text: str, calls: Iterable[Mapping[str, Any]]) -> None:
+def _appear(text: str, calls: Iterable[Row]) -> None:
     """Raise NotRenderable unless name and arguments of each call stand in the text."""
     for call in calls:
         function = call["function"]
@@ -242,7 +252,7 @@ def _appear(text: str, calls: Iterable[Mapping[str, Any]]) -> None:
             )
 
 
-def _leaves(value: Any) -> list[Any]:
+def _leaves(value: object) -> list[object]:
     """Keys and values of nested JSON; of JSON as text likewise."""
     if isinstance(value, Mapping):
         return [leaf for key, item in value.items() for leaf in (key, *_leaves(item))]
@@ -251,7 +261,7 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def _stands(value: Any, text: str) -> bool:
+def _stands(value: object, text: str) -> bool:
     if isinstance(value, str):
         spellings = [
             value,

@@ -7,7 +7,6 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +40,7 @@ def vocabulary_of(
     return GrammarVocabulary(read, size, piece)
 
 
-AnswerForm = Mapping[str, Any] | Sequence[str] | None
+AnswerForm = Mapping[str, object] | Sequence[str] | None
 """Answers that a prompt may be given: a JSON schema, a closed set of texts, or None, free text."""
 
 

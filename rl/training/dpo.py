@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,15 +18,15 @@ from datasets import Dataset
 from scipy.optimize import minimize_scalar
 
 from packed_forward.dpo_trainer import PreferenceCollator
-from packed_forward.forward import packed_logps, strategy_of
+from packed_forward.forward import graphs_release
 from packed_forward.lazy_metrics import LazyMetrics
 from packed_forward.logps import causal_model
-from packed_forward.micro_batches import MicroBatcher, UncollatedRows
-from packed_forward.selection import CompileChoice, StrategyChoice, compile_choose, first_strategy
+from packed_forward.packing import MicroBatcher, UncollatedRows
+from packed_forward.selection import StrategyChoice
 from rl.agents.base import Row
 from rl.recipes import DPORecipe
 from rl.training.adapter_trainer import TrainRows, common_arguments
-from rl.training.encoding import EncodedPairs, EncodedResponse, Encoder, reasoning_check
+from rl.training.encoding import EncodedPairs, EncodedResponse, Encoder, PairTokens, reasoning_check
 from rl.training.policy import LoadedPolicy
 from rl.training.preference import PreferenceTrainer
 from rl.training.result import TrainingRefused
@@ -38,6 +38,10 @@ from rl.training.trl_trainer import (
     strategy_apply,
     trainer_settle,
 )
+
+if TYPE_CHECKING:
+    from transformers.modeling_outputs import CausalLMOutput
+    from transformers.trainer_utils import EvalLoopOutput
 
 
 def pairs_encoded(
@@ -128,10 +132,9 @@ class DPOTrainer(PreferenceTrainer[DPORecipe, EncodedPairs]):
     def begin(self, trainer: PairTrainer, *, resumed: bool) -> None:
         super().begin(trainer, resumed=resumed)
         self.context.detail(trainer.choice.summary)
-        self.context.detail(trainer.compile_choice.summary)
 
     def _dataset(self, policy: LoadedPolicy, arguments: trl.DPOConfig, pairs: EncodedPairs) -> Dataset:
-        columns: dict[str, list[Any]] = {
+        columns: dict[str, list[list[int]] | list[float]] = {
             name: [row[name] for row in pairs.rows] for name in ("prompt_ids", "chosen_ids", "rejected_ids")
         }
         if any(row["weight"] != 1.0 for row in pairs.rows):
@@ -145,6 +148,9 @@ class DPOTrainer(PreferenceTrainer[DPORecipe, EncodedPairs]):
             logps = self.reference(policy, arguments, items)
             columns["ref_chosen_logps"], columns["ref_rejected_logps"] = logps[::2], logps[1::2]
         return Dataset.from_dict(columns)
+
+
+Forward = Callable[..., "CausalLMOutput"]
 
 
 class LengthGroupedSampler(torch.utils.data.Sampler[int]):
@@ -161,16 +167,11 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
         lengths: Sequence[int],
         batch_size: int,
         seed: int,
-        epoch: Any,
+        epoch: Callable[[], int | float],
         groups: Sequence[int] | None = None,
-        *,
-        shuffled: bool = True,
     ) -> None:
         """`epoch`: a function that says which epoch is about to start. Rows of one of the `groups` (pairs of one
-        prompt) stay together, so that what they share is computed once; without them every row stands alone. Not
-        `shuffled`, the rows come as they are in every epoch (easy to hard, say), a group where its first row stands.
-        """
-        self.shuffled = shuffled
+        prompt) stay together, so that what they share is computed once; without them every row stands alone."""
         self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, epoch
         members: dict[int, list[int]] = {}
         for row in range(len(lengths)):
@@ -181,9 +182,6 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        if not self.shuffled:
-            yield from (row for group in self.groups for row in group)
-            return
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.epoch()))
         place: dict[int, int] = {}
         shuffled = torch.randperm(len(self.groups), generator=generator).tolist()
@@ -228,10 +226,10 @@ class PairCollator(PreferenceCollator):
     uncollated: bool = False
     """Leave the rows as they are: the trainer cuts them into micro-batches first (`packed.micro_batches`)."""
 
-    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    def torch_call(self, examples: list[PairTokens]) -> dict[str, torch.Tensor | UncollatedRows]:
         return {"rows": UncollatedRows(examples)} if self.uncollated else self.batch(examples)
 
-    def batch(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    def batch(self, examples: list[PairTokens]) -> dict[str, torch.Tensor]:
         """The tensors of these rows."""
         batch = super().torch_call(examples)
         if "weight" in examples[0]:
@@ -243,15 +241,11 @@ class PairCollator(PreferenceCollator):
 class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
     """TRL's trainer on pairs that are already tokens. Loss, metrics, optimiser and checkpoints stay TRL's."""
 
-    method = "dpo"
-
     context: RunContext[DPORecipe]
     policy: LoadedPolicy
     data_collator: PairCollator
     choice: StrategyChoice
     """Forward strategy of rows that share a prompt, and its reason."""
-    compile_choice: CompileChoice
-    """Decision to compile the layers, with the reason."""
     _differences: list[float] | None = None
     """log p(chosen) - log p(rejected) of the eval pairs so far, nats; None while it is not evaluated."""
     defer_metrics: bool | None = None
@@ -264,8 +258,8 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         trainer_settle(self, policy, context)
         forward_settle(self)
         items = self.token_rows("chosen_ids", "rejected_ids")
-        self.choice = self._select_strategy(items)
-        self.compile_choice = self._compile(items)
+        self.choice = strategy_apply(self, items)
+        self.data_collator.strategy = self.choice.strategy
         self._busy_s, self._busy_tokens = 0.0, 0
         later = policy.device.type != "cpu" if self.defer_metrics is None else self.defer_metrics
         self.lazy_metrics = LazyMetrics(self.args.world_size) if later else None
@@ -277,53 +271,6 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             context.note,
             Processes(cpu=policy.device.type == "cpu").maximum if self.args.world_size > 1 else None,
         )
-
-    def _select_strategy(self, items: list[EncodedResponse]) -> StrategyChoice:
-        """Find how packed rows can be computed here, on this run's own longest rows, and batch for it."""
-        first = first_strategy(self.context.recipe.attention, self.policy.device.type, items)
-        choice = strategy_apply(self, items, first=first)
-        self.data_collator.strategy = choice.strategy
-        return choice
-
-    def _compile(self, items: list[EncodedResponse]) -> CompileChoice:
-        """Find whether the layers are compiled, and batch for it."""
-        recipe = self.context.recipe
-        steps = recipe.steps(len(self.train_dataset)) * recipe.gradient_accumulation // self.args.world_size
-        choice = compile_choose(
-            self.policy,
-            self.choice.strategy,
-            items,
-            wish=recipe.compile,
-            steps=steps,
-            step_s=self._step_time,
-            autocast=self._autocast,
-        )
-        self.data_collator.fit = choice.buckets.fit if choice.buckets else None
-        return choice
-
-    def _autocast(self) -> torch.autocast:
-        """Autocast context of the run; accelerate wraps the model's forward in it."""
-        half = torch.bfloat16 if self.args.bf16 else torch.float16
-        return torch.autocast(
-            self.policy.device.type, dtype=half, enabled=bool(self.args.bf16 or self.args.fp16)
-        )
-
-    def _step_time(self) -> float:
-        """Seconds that a micro-batch takes, forward and backward, uncompiled; the second of two."""
-        model = causal_model(self.model)
-        rows = self.train_dataset.select(range(min(self.context.recipe.batch_size, len(self.train_dataset))))
-        packed = self.data_collator.batch(list(rows))["packed"].to(self.args.device)
-        seconds = 0.0
-        for _ in range(2):
-            began = time.perf_counter()
-            with self._autocast():
-                logps = packed_logps(model, packed, strategy_of(model))[0]
-            logps.sum().backward()
-            if self.args.device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds = time.perf_counter() - began
-        self.model.zero_grad(set_to_none=True)
-        return seconds
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> torch.utils.data.Sampler:
         data = train_dataset if train_dataset is not None else self.train_dataset
@@ -345,7 +292,6 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             self.args.data_seed,
             lambda: self.state.epoch or 0,
             groups,
-            shuffled=self.context.recipe.curriculum == "none",
         )
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
@@ -357,11 +303,14 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             self.data_collator = own
 
     def training_step(
-        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         began = time.perf_counter()
 
-        def compute(rows: list[dict[str, Any]], share: float) -> torch.Tensor:
+        def compute(rows: list[PairTokens], share: float) -> torch.Tensor:
             lengths = {name: len(values) for name, values in self._metrics["train"].items()}
             batch = self.data_collator.batch(rows)
             self._busy_tokens += int(batch["attention_mask"].sum()) * self.args.world_size
@@ -373,6 +322,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             try:
                 loss: torch.Tensor = super(PairTrainer, self).training_step(model, batch, num_items_in_batch)
             except torch.OutOfMemoryError:
+                graphs_release(causal_model(self.model))
                 for name, values in self._metrics["train"].items():
                     del values[lengths.get(name, 0) :]
                 raise
@@ -383,13 +333,13 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         return loss
 
     def _checkpoint(self) -> bool:
-        if self.model.is_gradient_checkpointing:
+        if self.model.is_activation_checkpointing:
             return False
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         return True
 
     def _compute_loss(
-        self, model: torch.nn.Module, inputs: dict[str, Any], return_outputs: bool
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], return_outputs: bool
     ) -> torch.Tensor:
         with (
             contextlib.nullcontext()
@@ -410,7 +360,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         # a micro-batch is a share of its step
         return (loss[0] * self._share, *loss[1:]) if return_outputs else loss * self._share
 
-    def evaluation_loop(self, *args: object, **kwargs: object) -> Any:
+    def evaluation_loop(self, *args: object, **kwargs: object) -> EvalLoopOutput:
         """TRL's, with the ranking loss of the pairs beside its metrics."""
         self._differences = []
         output = super().evaluation_loop(*args, **kwargs)
@@ -418,10 +368,10 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         output.metrics[RANKING_LOSS] = ranking_loss(differences)
         return output
 
-    def _read_differences(self, model: torch.nn.Module) -> Any:
+    def _read_differences(self, model: torch.nn.Module) -> Forward:
         """The model, whose log-probabilities of the pairs are noted."""
 
-        def forward(**inputs: Any) -> Any:
+        def forward(**inputs: torch.Tensor) -> CausalLMOutput:
             output = model(**inputs)
             if self._differences is not None:
                 chosen, rejected = output.log_probs.detach().float().sum(-1).chunk(2)
@@ -430,12 +380,12 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
 
         return forward
 
-    def _read_later(self, model: torch.nn.Module) -> Any:
+    def _read_later(self, model: torch.nn.Module) -> Forward:
         """The model, whose mean logits TRL selects by a mask to average them."""
         if self.lazy_metrics is None:
             return model
 
-        def forward(**inputs: Any) -> Any:
+        def forward(**inputs: torch.Tensor) -> CausalLMOutput:
             assert self.lazy_metrics is not None
             output = model(**inputs)
             if isinstance(output.get("mean_logits"), torch.Tensor):

@@ -8,8 +8,9 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
+from packed_forward.packing import PairTokens
 from packed_forward.row_cache import RowCache, row_key
 from rl.agents.base import Message, Row
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, TEMPLATE_ERRORS
@@ -25,6 +26,9 @@ from rl.training.chat_template import (
     tools_of,
 )
 from rl.training.result import TrainingRefused
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PROBE = [{"role": "user", "content": "Ratchet asks"}, {"role": "assistant", "content": "Ratchet answers"}]
 
@@ -93,8 +97,7 @@ class EncodedColumn:
 class EncodedPairs:
     """Preference pairs with the same prompt tokens on both sides, and what had to be cut or left out to get there."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """`prompt_ids`, `chosen_ids`, `rejected_ids`, `weight`, and `index` into what was given."""
+    rows: list[PairTokens] = field(default_factory=list)
     truncated: dict[str, int] = field(default_factory=lambda: {"prompts": 0, "completions": 0})
     """`prompts`: pairs whose prompt was cut; `completions`: responses cut, up to two a pair."""
     left_out: LeftOut = field(default_factory=LeftOut)
@@ -109,7 +112,7 @@ class Encoder:
     that calls tools is what the template writes for it after that prompt (`TrainingTemplate.turns`).
     """
 
-    def __init__(self, tokenizer: Any, context: int | None = None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, context: int | None = None) -> None:
         """Complete `tokenizer` in place. `context`: positions the model can read, if it has a limit."""
         self.tokenizer = tokenizer
         self.context = context
@@ -249,22 +252,20 @@ class Encoder:
             )
         return pairs
 
-    def written(self, rows: Sequence[Row]) -> tuple[list[Any], LeftOut]:
+    def written(self, rows: Sequence[Row]) -> tuple[list[Row], LeftOut]:
         """The rows with answers that call tools as the text that the template writes for them, which is what the policy
         has to write; left out are those that the template cannot write. Raises ValueError as `column`."""
-        kept, left_out = [], LeftOut()
+        kept: list[Row] = []
+        left_out = LeftOut()
         for number, row in enumerate(rows):
             prompt = prompt_messages(row, number)
             try:
                 start = self.render(prompt)
-                said: dict[str, Any] = {
+                said: dict[str, object] = {
                     side: self._text(prompt, start, response_of(row, side, number))
                     for side in ("chosen", "rejected", "completion")
                     if side in row
                 }
-                if "completions" in row:
-                    answers = [response_of({"a": answer}, "a", number) for answer in row["completions"]]
-                    said["completions"] = [self._text(prompt, start, answer) for answer in answers]
             except NotRenderable as error:
                 left_out.add(NOT_TEXT, row, number, str(error))
             else:
@@ -504,7 +505,7 @@ def reasoning_check(encoder: Encoder, recipe: AdapterRecipe) -> None:
         )
 
 
-def rows_writable(encoder: Encoder, rows: Sequence[Row], *, needed: bool = True) -> tuple[list[Any], LeftOut]:
+def rows_writable(encoder: Encoder, rows: Sequence[Row], *, needed: bool = True) -> tuple[list[Row], LeftOut]:
     """`Encoder.written`. Raises TrainingRefused for rows of another shape, and where none is left of rows that are
     `needed`."""
     try:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from packed_forward.micro_batches import micro_batches
+from packed_forward.packing import micro_batches
 from rl.agents.base import Row
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.recipes import DPORecipe, GRPORecipe, KTORecipe, PPORecipe, Recipe, RewardModelRecipe, SFTRecipe
-from rl.recipes.base import AnswerRecipe
+from rl.recipes.base import AnswerRecipe, SampledRecipe
 from rl.recipes.fit import GB, NF4_BYTES, Memory, ModelShape, Speed, memory_of
 from rl.rewards.catalogue import reward_models_named
 from rl.training.adapter_trainer import evaluation_interval, stops_early
-from rl.training.chat_template import prompt_messages, response_text
+from rl.training.chat_template import prompt_messages
 from rl.training.constrained_generation import AnswerForms
 from rl.training.dpo import LengthGroupedSampler
 from rl.training.encoding import EncodedColumn, EncodedResponse, Encoder, parts_alike
@@ -25,7 +25,6 @@ from rl.training.loading import load_shape
 from rl.training.policy import LoadedPolicy
 from rl.training.profiler import (
     ASKABLE,
-    WHOLE_BACKWARD,
     MeasuredBase,
     Micro,
     MicroBatchProfile,
@@ -36,9 +35,13 @@ from rl.training.profiler import (
 )
 from rl.training.reward_model import SCALE_ROWS
 from rl.training.rewarding import Prompts, answer_forms
-from rl.training.run import RecipeT, training_hardware
+from rl.training.run import RecipeT
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
+SampledT = TypeVar("SampledT", bound=SampledRecipe)
 
 SAMPLE = 512
 """Rows whose lengths are sampled."""
@@ -71,9 +74,9 @@ class Planned(Generic[RecipeT]):
     agent: str
 
     @functools.cached_property
-    def shape(self) -> tuple[Any, Encoder, int]:
+    def shape(self) -> tuple[torch.nn.Module, Encoder, int]:
         causal = getattr(self.recipe, "architecture", "causal") != "encoder"
-        return load_shape(self.base.base_model, causal=causal)
+        return self.base.shape if causal else load_shape(self.base.base_model, causal=False)
 
     @property
     def encoder(self) -> Encoder:
@@ -84,10 +87,8 @@ class Planned(Generic[RecipeT]):
         return self.recipe.steps(len(self.rows))
 
     @property
-    def sample(self) -> list[Any]:
+    def sample(self) -> list[Row]:
         """Some rows in the order of training: those of one prompt that lie together are parted by its shuffle."""
-        if self.recipe.curriculum != "none":
-            return list(self.rows)[:SAMPLE]
         count = min(SAMPLE, len(self.rows))
         return random.Random(self.recipe.seed).sample(list(self.rows), count)
 
@@ -138,14 +139,14 @@ Estimator = Callable[..., Estimate]
 """(base_model, recipe, rows, *, hardware, agent, base) -> the estimate; `Method.estimate` names one."""
 
 
-def estimated(what: str) -> Callable[[Callable[[Planned[Any]], Work | None]], Estimator]:
+def estimated(what: str) -> Callable[[Callable[[Planned[RecipeT]], Work | None]], Estimator]:
     """Make an estimator of a function that says the work of a planned training; None: no `what` is left to train on.
 
     The base model is measured as `rl.training.profiler` has it; a busy machine gives a longer estimate. Raises
     PolicyLoadError for a base that cannot be read, ValueError for rows of another shape.
     """
 
-    def decorate(work_of: Callable[[Planned[Any]], Work | None]) -> Estimator:
+    def decorate(work_of: Callable[[Planned[RecipeT]], Work | None]) -> Estimator:
         @functools.wraps(work_of)
         def estimate(
             base_model: str,
@@ -156,7 +157,7 @@ def estimated(what: str) -> Callable[[Callable[[Planned[Any]], Work | None]], Es
             agent: str = "",
             base: MeasuredBase | None = None,
         ) -> Estimate:
-            hardware = training_hardware(hardware or detect(), recipe)
+            hardware = hardware or detect()
             base = base or MeasuredBase(base_model, hardware, quantization=recipe.quantization)
             planned = Planned(base, recipe, rows, agent)
             work = work_of(planned)
@@ -169,7 +170,7 @@ def estimated(what: str) -> Callable[[Callable[[Planned[Any]], Work | None]], Es
     return decorate
 
 
-def _estimate(planned: Planned[Any], work: Work, hardware: Hardware) -> Estimate:
+def _estimate(planned: Planned[RecipeT], work: Work, hardware: Hardware) -> Estimate:
     recipe, base = planned.recipe, planned.base
     config, _, parameters = planned.shape
     shape = ModelShape.of(config.get_text_config().to_dict(), parameters)
@@ -177,10 +178,10 @@ def _estimate(planned: Planned[Any], work: Work, hardware: Hardware) -> Estimate
     if causal and parameters <= ASKABLE and base.hardware.dtype == hardware.dtype:
         profile = profile_base(base, recipe, work.micros, packed=work.packed)
     else:
-        profile = profile_counted(shape, hardware, work.micros)
+        profile = profile_counted(shape, hardware, work.micros, packed=work.packed)
     rehearsed = general_share(recipe, work.micros)
     memory = memory_measured(shape, recipe, hardware, profile, work, rehearsed)
-    train_s = profile.train_s * (WHOLE_BACKWARD if recipe.whole else 1.0)
+    train_s = profile.train_s
     trained = work.steps * recipe.gradient_accumulation if work.trained is None else work.trained
     recomputed = profile.forward_s if recipe.gradient_checkpointing else 0.0
     seconds = (
@@ -262,7 +263,6 @@ def memory_measured(
         size=NF4_BYTES if four_bit else 4 if hardware.dtype == "float32" else 2,
         kept=kept,
         process=(process + kernels) * GB,
-        judges=reward_models_named(str(recipe.as_dict().get("reward", ""))),
     )
 
 
@@ -352,7 +352,7 @@ def kto(planned: Planned[KTORecipe]) -> Work | None:
     )
 
 
-def _passes(planned: Planned[Any]) -> tuple[float, float]:
+def _passes(planned: Planned[RecipeT]) -> tuple[float, float]:
     """Micro-batches of a reference pass over both splits, and of all looks at the eval split."""
     once = planned.batches_per_pass
     looks = planned.evaluations(planned.steps, len(planned.rows))
@@ -390,7 +390,9 @@ def _parts(micro: list[EncodedResponse], most: int) -> list[list[EncodedResponse
     return [[micro[place] for place in places] for places in parts_alike(lengths, most)]
 
 
-def reward_model(base_model: str, recipe: RewardModelRecipe, rows: Sequence[Row], **options: Any) -> Estimate:
+def reward_model(
+    base_model: str, recipe: RewardModelRecipe, rows: Sequence[Row], **options: object
+) -> Estimate:
     """Estimate of `RewardModelTrainer.train(rows)`; a linear one is fitted, without a base model."""
     if not recipe.is_linear:
         return _score_head(base_model, recipe, rows, **options)
@@ -450,19 +452,11 @@ def ppo(planned: Planned[PPORecipe]) -> Work | None:
 
 @estimated("prompt")
 def grpo(planned: Planned[GRPORecipe]) -> Work | None:
-    """Work of `GRPOTrainer.train(rows)`, of both modes."""
+    """Work of `GRPOTrainer.train(rows)`."""
     recipe, steps = planned.recipe, planned.steps
     if (prompts := _prompts(planned)) is None:
         return None
     micro_count = steps * recipe.gradient_accumulation
-    if recipe.mode == "logged":
-        micros = [
-            [item for group in batch for item in group]
-            for batch in batches(list(_groups(planned)), recipe.groups)
-        ]
-        return Work(
-            micros, len(planned.rows), steps, micro_count
-        )  # the base's pass, once for each micro-batch
     answers = _sampled(planned, prompts, recipe.groups * recipe.gradient_accumulation, recipe.num_generations)
     micros = batches(answers.items, recipe.batch_size)
     looked_at = _held_out_answers(planned)
@@ -484,24 +478,14 @@ def grpo(planned: Planned[GRPORecipe]) -> Work | None:
     )
 
 
-def _groups(planned: Planned[GRPORecipe]) -> Iterator[list[EncodedResponse]]:
-    """The recorded answers of some rows, a list for each prompt."""
-    recipe = planned.recipe
-    sample, _ = planned.encoder.written(list(planned.rows)[:SAMPLE])
-    for n, row in enumerate(sample):
-        prompt = prompt_messages(row, n)
-        texts = [(prompt, response_text({"a": said}, "a", n)) for said in row["completions"]]
-        yield planned.encoder.responses(texts, recipe.max_length, recipe.max_completion_length)
-
-
-def _held_out_answers(planned: Planned[Any]) -> float:
+def _held_out_answers(planned: Planned[SampledT]) -> float:
     """Held-out prompts answered over a run: before the first step too."""
     rows = len(planned.rows)
     looks = 1 + planned.evaluations(planned.steps, rows)
     return looks * min(planned.recipe.eval_prompts, rows * HELD_OUT_SHARE)
 
 
-def _prompts(planned: Planned[Any]) -> Prompts | None:
+def _prompts(planned: Planned[SampledT]) -> Prompts | None:
     some, _ = planned.encoder.written(list(planned.rows)[:SAMPLE])
     if not some:
         return None
@@ -511,7 +495,7 @@ def _prompts(planned: Planned[Any]) -> Prompts | None:
     return Prompts(some, ids, truncated=0, duplicates=0)
 
 
-def _sampled(planned: Planned[Any], prompts: Prompts, at_once: int, samples: int) -> SampledBatches:
+def _sampled(planned: Planned[SampledT], prompts: Prompts, at_once: int, samples: int) -> SampledBatches:
     def forms_of(policy: LoadedPolicy) -> AnswerForms:
         return answer_forms(policy, planned.agent, prompts)
 

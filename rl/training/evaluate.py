@@ -20,6 +20,7 @@ from rl.gates.evidence_kinds import (
 )
 from rl.gates.report import GateBounds
 from rl.statistics import wilson_interval
+from rl.statistics.intervals import Figure
 from rl.training.chat_template import prompt_messages, response_text
 from rl.training.encoding import NOT_TEXT
 from rl.training.evaluate_figures import (
@@ -160,7 +161,7 @@ def evaluate_policy(
     counts = telling_counts({kind: n for kind, n in counts.items() if kind not in barred}, alike)
     lead = lead_kind(counts, needed, discrete=agent.discrete)
     carried = len(evidence[lead].records) if lead in evidence else 0
-    outcome: dict[str, Any] = {
+    outcome: dict[str, object] = {
         "base_model": policy.base_model,
         "samples": counts.get(PAIRS, 0) if lead == PAIRS else carried,
         "prompts_answered": len(work.prompts),
@@ -314,7 +315,7 @@ def right_of_sides(
     other: Measured | None,
     incumbent: AnswersOnly | str | None,
     base: Beside | str | None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Figure]:
     """`policy`, `incumbent`, `base` -> share of the held-out prompts that it answered right; empty where no right
     answer is known. A side that cannot be asked is left out.
 
@@ -358,7 +359,7 @@ def right_of_sides(
 
 def golden_check(
     policy: LoadedPolicy | LinearSide, agent: Agent, cases: Sequence[Row]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Answer each {"name", "messages", "state"?, "accepted", "forbidden"} greedily and say whether it is right.
 
     Right is an answer the agent can act on that does what one of `accepted` does (any, where there are none) and

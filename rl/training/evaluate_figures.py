@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from rl.agents.base import Agent, Row
-from rl.datasets.feedback_types import NEUTRAL
-from rl.datasets.known_answers import RIGHT, WRONG
+from rl.datasets.feedback_types import NEUTRAL, RIGHT, WRONG
 from rl.gates.effects import TableEffect, effect_of, items_of
 from rl.gates.evidence_kinds import CORRECTIONS, KINDS, LABELS, OUTCOMES, PAIRS, TESTS
 from rl.gates.report import Case
 from rl.statistics import mcnemar_exact, mean_interval, wilson_interval
+from rl.statistics.intervals import Figure
 from rl.training.held_out import (
     GENERATED_KINDS,
     MAX_CHECKS,
@@ -262,7 +262,7 @@ class HeldOutWork:
 
     # --- Figures --------------------------------------------------------------------------------------------
 
-    def summary(self, side: Measured) -> dict[str, Any]:
+    def summary(self, side: Measured) -> dict[str, object]:
         """Figures of one side, shares and means with their 95 % intervals."""
         per_token = [chosen.mean_logp > rejected.mean_logp for chosen, rejected in side.scores]
         rewards = self.rewards(side)
@@ -277,7 +277,7 @@ class HeldOutWork:
             **({"written": self.answer_figures(side.free_generations)} if side.free_generations else {}),
         }
 
-    def answer_figures(self, answers: Mapping[int, Generation]) -> dict[str, Any]:
+    def answer_figures(self, answers: Mapping[int, Generation]) -> dict[str, object]:
         """Figures of answers to the prompts of these numbers, given in another way than they are served."""
         prompts, texts = [self.prompts[i] for i in answers], list(answers.values())
         problems, rewards = self.judge.judged(prompts, texts)
@@ -288,7 +288,7 @@ class HeldOutWork:
             "ground_truth": self.judge.ground_truth(prompts, texts),
         }
 
-    def answers_compared(self, side: Measured, answers: Sequence[Generation]) -> dict[str, Any]:
+    def answers_compared(self, side: Measured, answers: Sequence[Generation]) -> dict[str, object]:
         """Figures of a side's answers on its quantised base, and the share that does the same."""
         same = sum(
             self.judge.action(own.text) == self.judge.action(other.text)
@@ -297,11 +297,11 @@ class HeldOutWork:
         shares = {"same_answers": wilson_interval(same, len(answers)).as_dict()}
         return shares | self.answer_figures(dict(enumerate(answers)))
 
-    def pair_cases(self, own: Sequence[bool], other: Sequence[bool]) -> list[dict[str, Any]]:
+    def pair_cases(self, own: Sequence[bool], other: Sequence[bool]) -> list[dict[str, object]]:
         """Items of the pairs as they are stored: whether the preferred response is the more likely one to each side."""
         return [case_of(row, mine, theirs) for row, mine, theirs in zip(self.pairs, own, other, strict=True)]
 
-    def pairs_share(self, right: Sequence[bool]) -> dict[str, Any] | None:
+    def pairs_share(self, right: Sequence[bool]) -> Figure | None:
         """Share of pairs held the right way round, with its 95 % interval: one vote for each prompt or cluster.
 
         Wilson's interval where all pairs of a prompt agree, as they do where each has one; else Student's over
@@ -312,7 +312,7 @@ class HeldOutWork:
         items = items_of(self.pair_cases(right, right))
         return share_of([float(item.policy_score) for item in items if isinstance(item, Case)])
 
-    def pairs_difference(self, own: Measured, other: Measured) -> dict[str, Any]:
+    def pairs_difference(self, own: Measured, other: Measured) -> dict[str, object]:
         """Paired difference of two sides on the same pairs, one vote for each prompt or cluster, and its two-sided p.
 
         Where every vote is right or wrong: Newcombe's interval, the discordant counts `b` and `c` and McNemar's exact
@@ -326,7 +326,7 @@ class HeldOutWork:
             return found | {"p_value": p_value, "b": effect.wins, "c": effect.losses}
         return found | {"p_value": min(1.0, 2 * min(effect.better(), effect.worse()))}
 
-    def reward_difference(self, own: Measured, other: Measured) -> dict[str, Any]:
+    def reward_difference(self, own: Measured, other: Measured) -> Figure:
         gains = [mine - theirs for mine, theirs in zip(self.rewards(own), self.rewards(other), strict=True)]
         return mean_interval(gains, bounds=(-1.0, 1.0)).as_dict()
 
@@ -358,13 +358,13 @@ class HeldOutWork:
         other: Measured | None,
         evidence: Mapping[str, OtherEvidence],
         barred: Mapping[str, str],
-    ) -> dict[str, dict[str, Any]]:
+    ) -> dict[str, dict[str, object]]:
         """Figures of each kind of evidence that is present; of one side alone where nothing is compared, and of a kind
         that is scored where the other side has no log-probabilities."""
         alone = kinds_scored(self.agent) if other is not None and other.answers_only else ()
-        figures_by_kind: dict[str, dict[str, Any]] = {}
+        figures_by_kind: dict[str, dict[str, object]] = {}
         if (share := self.pairs_share(own.prefers)) is not None:
-            facts = {
+            facts: dict[str, object] = {
                 "prompts": share["n"],
                 "pairs": len(self.pairs),
                 "unit": "points",
@@ -388,7 +388,7 @@ class HeldOutWork:
 
     def baseline(
         self, baseline: LinearSide, own: Measured, reference: Sequence[ResponseScore], lead: str
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Figures of a simple classifier on the same evidence, and how the policy differs from it.
 
         `policy` has those of the policy by the same measure: rated answers by how far each moved them from its own
@@ -414,7 +414,7 @@ class HeldOutWork:
 
     def held_out_facts(
         self, own: Measured, other: Measured, evidence: Mapping[str, OtherEvidence], known: Sequence[Row] = ()
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Per item of evidence and per answer what both sides did: the input of the gate's rules. known: held-out rows
         with their lists of right and wrong answers."""
         lists = {hash_of(row): row for row in known}
@@ -428,7 +428,7 @@ class HeldOutWork:
 
     def _answer_facts(
         self, i: int, own: Measured, other: Measured, lists: Mapping[str, Row]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         prompt, mine, theirs = self.prompts[i], own.answers[i].text, other.answers[i].text
         free = not self.agent.structured and not self.agent.answers
         facts = {
@@ -478,7 +478,7 @@ def answers_known(
     }
 
 
-def _valid_rate(problems: Sequence[str | None]) -> dict[str, Any]:
+def _valid_rate(problems: Sequence[str | None]) -> Figure:
     return wilson_interval(list(problems).count(None), len(problems)).as_dict()
 
 

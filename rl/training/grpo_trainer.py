@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
-import transformers
 import trl
 from accelerate.utils import gather_object
 from torch.nn import functional
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl.models.utils import unwrap_model_for_generation
-from trl.trainer.utils import pad, split_tensor_dict, use_adapter
+from trl.trainer.utils import split_tensor_dict
 
+from packed_forward.dpo_trainer import is_sharded
 from packed_forward.logps import causal_model
-from packed_forward.packing import pack
+from packed_forward.packing import Strategy, pack
 from packed_forward.selection import StrategyChoice
-from packed_forward.strategies import Strategy
-from packed_forward.trl_forward import is_sharded
-from rl.agents.base import Row
 from rl.recipes import BASE, GRPORecipe
-from rl.rewards.base import group_advantages
 from rl.training.constrained_generation import AnswerForms, Sampling, generate_tokens
 from rl.training.encoding import EncodedResponse
 from rl.training.policy import LoadedPolicy
-from rl.training.ppo_formulas import kl_k3
 from rl.training.result import TrainingRefused
 from rl.training.rewarding import Judge, Prompts, answer_forms, rewards_probe, valid_share
 from rl.training.rollout import (
@@ -43,16 +37,14 @@ from rl.training.run import RunContext
 from rl.training.scoring import kl_encoded
 from rl.training.trl_trainer import TokenizedTrainerMixin, forward_settle, strategy_apply, trainer_settle
 
-Tensors = dict[str, Any]
+Tensors = dict[str, torch.Tensor]
 
 
 class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
-    """Common part of online and logged groups: a group's answers are computed on one packed row with their prompt.
+    """Groups that the policy samples itself, judged as they come; each is computed on one packed row with its prompt.
 
     The underscored methods are TRL 1.16's, which is pinned.
     """
-
-    method = "grpo"
 
     context: RunContext[GRPORecipe]
     policy: LoadedPolicy
@@ -64,26 +56,32 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
     forms: AnswerForms
     """Forms that answers are sampled within."""
 
+    def __init__(
+        self, *args: object, prompts: Prompts, eval_prompts: Prompts, judge: Judge, **kwargs: object
+    ) -> None:
+        self.prompts, self.eval_prompts, self.judge = prompts, eval_prompts, judge
+        super().__init__(*args, reward_funcs=[self.reward], **kwargs)
+
     def settle(self, context: RunContext[GRPORecipe], policy: LoadedPolicy) -> None:
         """Apply the settings that TRL's constructor has no arguments for."""
-        self.context = context
+        self.context, recipe = context, context.recipe
+        self.sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
         self.forms = self.answer_forms(policy)
-        self.watch = Watch(
-            context.recipe.max_kl, context.recipe.start_from == BASE or context.recipe.has_adapter_reference
-        )
+        self.watch = Watch(recipe.max_kl, recipe.start_from == BASE or recipe.has_adapter_reference)
         self.add_callback(_Watcher(self.watch))
         trainer_settle(self, policy, context)
         forward_settle(self, self.temperature)
         self.choice = strategy_apply(self, self.probe())
-        policy.strategy_max_tokens = context.recipe.max_length  # what is sampled later may be longer
+        policy.strategy_max_tokens = recipe.max_length  # what is sampled later may be longer
+        self.add_callback(_Evaluator(self, recipe.eval_steps))
 
     def answer_forms(self, policy: LoadedPolicy) -> AnswerForms:
-        """Forms that answers are sampled within; of answers that are given, none."""
-        return policy.answer_forms()
-
-    def probe(self) -> list[EncodedResponse]:
-        """Responses of this run, the longest prompt's among them, to try ways of computing them on."""
-        raise NotImplementedError
+        """Forms that answers are sampled within."""
+        if not self.context.recipe.constrains or is_sharded(self):
+            return policy.answer_forms()
+        forms = answer_forms(policy, self.context.agent, self.prompts, self.eval_prompts)
+        self.context.note_all(note for note in policy.notes if note not in self.context.notes)
+        return forms
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -175,45 +173,17 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
             for name in [name for name, value in row.items() if value is None]:
                 del row[name]  # nothing to say, which a curve cannot draw
 
-
-def _items(ids: torch.Tensor, mask: torch.Tensor, answer_width: int) -> list[EncodedResponse]:
-    """Prompts and answers out of rows [N, T] of a prompt padded on the left and an answer padded on the right."""
-    items = []
-    for row, real in zip(ids.tolist(), mask.bool().tolist(), strict=True):
-        prompt = itertools.compress(row[:-answer_width], real[:-answer_width])
-        answer = itertools.compress(row[-answer_width:], real[-answer_width:])
-        items.append(EncodedResponse(list(prompt), list(answer)))
-    return items
-
-
-class OnlineTrainer(GroupTrainer):
-    """Groups that the policy samples itself, judged as they come."""
-
-    def __init__(
-        self, *args: object, prompts: Prompts, eval_prompts: Prompts, judge: Judge, **kwargs: object
-    ) -> None:
-        self.prompts, self.eval_prompts, self.judge = prompts, eval_prompts, judge
-        super().__init__(*args, reward_funcs=[self.reward], **kwargs)
-
-    def settle(self, context: RunContext[GRPORecipe], policy: LoadedPolicy) -> None:
-        recipe = context.recipe
-        self.sampling = Sampling(recipe.max_new_tokens, recipe.temperature, recipe.top_k, recipe.top_p)
-        super().settle(context, policy)
-        self.add_callback(_Evaluator(self, recipe.eval_steps))
-
-    def answer_forms(self, policy: LoadedPolicy) -> AnswerForms:
-        if not self.context.recipe.constrains or is_sharded(self):
-            return policy.answer_forms()
-        forms = answer_forms(policy, self.context.agent, self.prompts, self.eval_prompts)
-        self.context.note_all(note for note in policy.notes if note not in self.context.notes)
-        return forms
-
     def probe(self) -> list[EncodedResponse]:
+        """Responses of this run, the longest prompt's among them, to try ways of computing them on."""
         ids = sorted(self.prompts.ids, key=len)
         return [r.item for r in self._answers([ids[-1], ids[0]], 2, self._generator("probe", 0))]
 
     def reward(
-        self, prompts: Sequence[str], completion_ids: Sequence[list[int]], log_metric: Any, **_: object
+        self,
+        prompts: Sequence[str],
+        completion_ids: Sequence[list[int]],
+        log_metric: Callable[[str, float], None],
+        **_: object,
     ) -> list[float]:
         """TRL's reward function: what the judge says, less the penalty for not ending; a prompt is its number."""
         rollouts = [
@@ -244,17 +214,17 @@ class OnlineTrainer(GroupTrainer):
         if fault:
             raise TrainingRefused(fault)
 
-    def _tokenize_prompts(self, prompts: Sequence[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
+    def _tokenize_prompts(self, prompts: Sequence[str]) -> tuple[list[list[int]], None, dict[str, object]]:
         return [self.prompts.ids[int(number)] for number in prompts], None, {}
 
     def _generate_single_turn(
         self,
         prompt_ids: list[list[int]],
-        images: Any,
-        multimodal_fields: Any,
+        images: None,
+        multimodal_fields: dict[str, torch.Tensor],
         num_generations: int,
         *args: object,
-    ) -> Any:
+    ) -> object:
         """Answers to prompts that stand repeated side by side: each is computed once for all its answers."""
         if self.use_vllm:
             return super()._generate_single_turn(
@@ -289,7 +259,7 @@ class OnlineTrainer(GroupTrainer):
             model.train(was_training)
         return responses_cut(tokens, encoder), None
 
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
+    def _prepare_inputs(self, generation_batch: list[dict[str, object]]) -> Tensors:
         """TRL's, without its shuffle, which would tear groups apart: the prompts come shuffled already."""
         fresh = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
         if fresh or self._buffered_inputs is None:
@@ -346,6 +316,16 @@ class OnlineTrainer(GroupTrainer):
         self.model.train(was_training)
 
 
+def _items(ids: torch.Tensor, mask: torch.Tensor, answer_width: int) -> list[EncodedResponse]:
+    """Prompts and answers out of rows [N, T] of a prompt padded on the left and an answer padded on the right."""
+    items = []
+    for row, real in zip(ids.tolist(), mask.bool().tolist(), strict=True):
+        prompt = itertools.compress(row[:-answer_width], real[:-answer_width])
+        answer = itertools.compress(row[-answer_width:], real[-answer_width:])
+        items.append(EncodedResponse(list(prompt), list(answer)))
+    return items
+
+
 class _Watcher(TrainerCallback):
     """Ends a run that has diverged."""
 
@@ -353,7 +333,12 @@ class _Watcher(TrainerCallback):
         self.watch = watch
 
     def on_log(
-        self, args: object, state: TrainerState, control: TrainerControl, logs: Any = None, **_: object
+        self,
+        args: object,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: object,
     ) -> None:
         row = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
         if "loss" not in row:
@@ -368,7 +353,7 @@ class _Watcher(TrainerCallback):
 class _Evaluator(TrainerCallback):
     """Evaluates before the first step, every so many steps, and after the last."""
 
-    def __init__(self, trainer: OnlineTrainer, every: int) -> None:
+    def __init__(self, trainer: GroupTrainer, every: int) -> None:
         self.trainer, self.every, self.last = trainer, every, -1
 
     def on_train_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
@@ -391,83 +376,3 @@ class _Evaluator(TrainerCallback):
         self.last = state.global_step
         with self.trainer.interruptible():
             self.trainer.evaluate_rewards()
-
-
-class LoggedTrainer(GroupTrainer):
-    """Groups that were answered and rated before: nothing is sampled.
-
-    Who wrote the answers is taken to be the base, so that the ratio of new to old probability is against it; its
-    weight is cut off at `max_ratio`, and an answer that was made unlikely loses its weight by itself.
-    """
-
-    def probe(self) -> list[EncodedResponse]:
-        rows = max(self.train_dataset, key=lambda row: len(row["prompt_ids"])), self.train_dataset[0]
-        return [EncodedResponse(row["prompt_ids"], answer) for row in rows for answer in row["answers"][:2]]
-
-    _logps: torch.Tensor
-    """[N, T] of the newest forward: of the policy, in the loss."""
-
-    def _get_per_token_logps_and_entropies(
-        self, *args: Any, **others: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        found = super()._get_per_token_logps_and_entropies(*args, **others)
-        self._logps = found[0].detach()
-        return found
-
-    def _compute_loss(self, model: torch.nn.Module, inputs: Tensors) -> torch.Tensor:
-        loss = super()._compute_loss(model, inputs)
-        kl = self._metrics["train" if self.model.training else "eval"].get("kl")
-        if kl:
-            # TRL's estimate is for answers that the policy drew; the base's own say how far the base is from it. Of an
-            # answer that was made unlikely, as a bad one should be, TRL's is exponential in the distance
-            distance = kl_k3(inputs["ref_per_token_logps"], self._logps)
-            mask = inputs["completion_mask"].bool()
-            kl[-1] = float(self.accelerator.gather(torch.where(mask, distance, 0).sum(1)).mean())
-        return loss
-
-    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        return self._get_dataloader(
-            dataset=self.train_dataset,
-            description="Training",
-            batch_size=self.context.recipe.groups,
-            sampler_fn=lambda data: transformers.Trainer._get_train_sampler(self, data),
-            is_training=True,
-        )
-
-    def _get_eval_sampler(self, eval_dataset: object) -> torch.utils.data.Sampler:
-        return torch.utils.data.SequentialSampler(eval_dataset)
-
-    def _prepare_inputs(self, rows: Sequence[Row]) -> Tensors:
-        """TRL's batch of N rows out of groups of any sizes."""
-        flat = [
-            (row["prompt_ids"], answer, advantage)
-            for row in rows
-            for answer, advantage in zip(row["answers"], self._advantages(row), strict=True)
-        ]
-        pad_id, device = self.policy.tokenizer.pad_token_id, self.accelerator.device
-        prompts = [torch.tensor(prompt) for prompt, _, _ in flat]
-        answers = [torch.tensor(answer) for _, answer, _ in flat]
-        batch: Tensors = {
-            "prompt_ids": pad(prompts, padding_value=pad_id, padding_side="left"),
-            "prompt_mask": pad([torch.ones_like(x) for x in prompts], padding_value=0, padding_side="left"),
-            "completion_ids": pad(answers, padding_value=pad_id, padding_side="right"),
-            "completion_mask": pad(
-                [torch.ones_like(x) for x in answers], padding_value=0, padding_side="right"
-            ),
-            "advantages": torch.tensor([advantage for _, _, advantage in flat]),
-        }
-        batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        tokens = self.accelerator.gather(batch["completion_mask"].sum()).sum()
-        batch["num_items_in_batch"] = tokens * self.args.steps_per_generation
-        with torch.no_grad(), use_adapter(self.accelerator.unwrap_model(self.model), adapter_name=None):
-            base, _, _ = self._get_per_token_logps_and_entropies(
-                self.model,
-                torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1),
-                torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1),
-                batch["completion_ids"].shape[1],
-            )
-        batch["old_per_token_logps"] = batch["ref_per_token_logps"] = base
-        return batch
-
-    def _advantages(self, row: Mapping[str, Any]) -> list[float]:
-        return group_advantages(row["rewards"], scale=self.context.recipe.scale_rewards == "group")

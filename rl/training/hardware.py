@@ -13,7 +13,7 @@ import platform
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import psutil
 
@@ -25,6 +25,15 @@ MAX_RELATIVE_ERROR = 1e-4
 
 MIN_GAIN = 1.15
 """A faster setting is taken only when it beats the plain one by this factor: below, the difference is noise."""
+
+
+class Gpu(TypedDict):
+    """An accelerator that PyTorch sees; kind: cuda, rocm or mps."""
+
+    name: str
+    kind: str
+    memory_gb: float
+    capability: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,8 @@ class Hardware:
     """For products on a CPU; 0 leaves PyTorch's own number."""
     physical_cores: int = 0
     """Of `cores`, those that are not the second thread of another."""
-    gpus: list[dict[str, Any]] = field(default_factory=list)
-    """Every accelerator that was seen: name, kind (cuda, rocm, mps), memory_gb, capability."""
+    gpus: list[Gpu] = field(default_factory=list)
+    """Every accelerator that was seen."""
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -151,7 +160,7 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
     )
 
 
-def _profile(asked: str, seen: list[dict[str, Any]]) -> tuple[str, str]:
+def _profile(asked: str, seen: list[Gpu]) -> tuple[str, str]:
     """Profile in force and the reason for it."""
     if asked != "auto":
         return asked, "asked for"
@@ -360,7 +369,7 @@ def threads_fit(asked: int) -> tuple[int, str]:
     return threads, f"{why}, of {cores_usable()} logical cores: two threads of one core share its multipliers"
 
 
-def gpus_seen() -> list[dict[str, Any]]:
+def gpus_seen() -> list[Gpu]:
     """Each accelerator PyTorch sees: name, kind (cuda, rocm, mps), memory_gb; for cards their capability."""
     import torch
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from rl.agents.base import Agent, InvalidResponse, Message, Row
 from rl.agents.fields import answer_action, fields_right, json_read
-from rl.datasets.feedback_types import NEUTRAL
-from rl.datasets.known_answers import RIGHT
+from rl.datasets.feedback_types import NEUTRAL, RIGHT
 from rl.gates.effects import ConcordanceEffect, Effect, effect_of, items_of
 from rl.gates.evidence_kinds import (
     ASSUMPTIONS,
@@ -33,7 +32,7 @@ from rl.gates.evidence_kinds import (
     TESTS,
 )
 from rl.statistics import mean_interval, wilson_interval
-from rl.statistics.calibration import cross_fitted
+from rl.statistics.intervals import Figure, cross_fitted
 from rl.training.chat_template import prompt_messages, response_text
 from rl.training.policy import Generation
 from rl.training.scoring import ResponseScore
@@ -132,7 +131,7 @@ class AnswerJudge:
         shares = [points / count for points, count in found if count > 1]
         return max(shares) if shares else None
 
-    def _deed(self, response: str) -> Any:
+    def _deed(self, response: str) -> object:
         try:
             return self.agent.deed(response)
         except InvalidResponse:
@@ -160,9 +159,7 @@ class AnswerJudge:
             for (prompt, answer), problem in zip(both, problems, strict=True)
         ]
 
-    def ground_truth(
-        self, prompts: Sequence[HeldOutPrompt], answers: Sequence[Generation]
-    ) -> dict[str, Any] | None:
+    def ground_truth(self, prompts: Sequence[HeldOutPrompt], answers: Sequence[Generation]) -> Figure | None:
         found = [self.right(prompt.row, answer.text) for prompt, answer in zip(prompts, answers, strict=True)]
         known = [right for right in found if right is not None]
         return wilson_interval(sum(known), len(known)).as_dict() if known else None
@@ -217,7 +214,7 @@ def verdicts_on(prompts: Sequence[HeldOutPrompt], answers: Sequence[str], judge:
     return found
 
 
-def liked_share(prompts: Sequence[HeldOutPrompt], verdicts: Verdicts) -> dict[str, Any] | None:
+def liked_share(prompts: Sequence[HeldOutPrompt], verdicts: Verdicts) -> dict[str, object] | None:
     """{"value", "low", "high", "n", "of", "least", "most", "estimator", "assumes"}: the share with its 95 % interval
     over `n` clusters of prompts with a verdict, out of `of` that were answered; None without a verdict."""
     if not verdicts:
@@ -235,7 +232,7 @@ def liked_share(prompts: Sequence[HeldOutPrompt], verdicts: Verdicts) -> dict[st
     }
 
 
-def liked_difference(prompts: Sequence[HeldOutPrompt], own: Verdicts, other: Verdicts) -> dict[str, Any]:
+def liked_difference(prompts: Sequence[HeldOutPrompt], own: Verdicts, other: Verdicts) -> Figure:
     """Difference of the share to a rival's, over prompts on which both have a verdict: value, low, high, n."""
     both = {number: own[number] - other[number] for number in own.keys() & other.keys()}
     return mean_interval(list(_means(prompts, both).values()), bounds=(-1.0, 1.0)).as_dict()
@@ -250,7 +247,7 @@ def _means(prompts: Sequence[HeldOutPrompt], values: Mapping[int, float]) -> dic
     return {name: math.fsum(group) / len(group) for name, group in groups.items()}
 
 
-def share_of(values: Sequence[float]) -> dict[str, Any]:
+def share_of(values: Sequence[float]) -> Figure:
     """Mean of values in [0, 1] with its 95 % interval: Wilson's where all are 0 or 1, else Student's."""
     if all(value in (0.0, 1.0) for value in values):
         return wilson_interval(round(math.fsum(values)), len(values)).as_dict()
@@ -308,7 +305,7 @@ def rated_evidence(
         rated = {"value": float(row["score"]), "shift": moved - other_moved}
         entries.append(case_of(row, moved, other_moved) | rated)
     effect = effect_of(kind, items_of(entries))
-    figures: dict[str, Any] = {"responses": len(rows), **_figures(entries, effect)}
+    figures: dict[str, object] = {"responses": len(rows), **_figures(entries, effect)}
     if isinstance(effect, ConcordanceEffect):
         found = effect.interval(0.95)
         shown = {"value": found.value, "low": found.low, "high": found.high}
@@ -348,7 +345,7 @@ def answered_evidence(
     return _evidence(kind, stored)
 
 
-def _evidence(kind: str, stored: list[dict[str, Any]]) -> OtherEvidence:
+def _evidence(kind: str, stored: list[dict[str, object]]) -> OtherEvidence:
     return OtherEvidence(kind, stored, _figures(stored, effect_of(kind, items_of(stored))))
 
 
@@ -385,7 +382,7 @@ def field_figures(
 
 
 def right_answer_check(judge: AnswerJudge) -> Check:
-    """Check of an answer against the list of right ones of its row (`rl.datasets.known_answers`). An answer on neither
+    """Check of an answer against the list of right ones of its row (`rl.datasets.feedback_types`). An answer on neither
     list is not right."""
 
     def check(rows: Sequence[Row], answers: Sequence[str]) -> list[float | None]:
@@ -394,13 +391,13 @@ def right_answer_check(judge: AnswerJudge) -> Check:
     return check
 
 
-def case_of(row: Row, own: float, other: float) -> dict[str, Any]:
+def case_of(row: Row, own: float, other: float) -> dict[str, object]:
     """One item of evidence as it is stored: what both sides did at a row."""
     facts = {"prompt_hash": hash_of(row), "cluster": row.get("cluster", ""), "slices": slices_of(row)}
     return {**facts, "own": own, "other": other}
 
 
-def _figures(stored: Sequence[Row], effect: Effect | None) -> dict[str, Any]:
+def _figures(stored: Sequence[Row], effect: Effect | None) -> dict[str, object]:
     """Prompts, the figure of either side, the paired difference with its 95 % interval and two-sided p."""
     figures: dict[str, Any] = {"prompts": len({one["cluster"] or one["prompt_hash"] for one in stored})}
     if effect is None:
@@ -415,7 +412,7 @@ def _figures(stored: Sequence[Row], effect: Effect | None) -> dict[str, Any]:
     }
 
 
-def side_figure(stored: Sequence[Row], side: str) -> dict[str, Any]:
+def side_figure(stored: Sequence[Row], side: str) -> Figure:
     """The figure of one side alone with its 95 % interval: a share where all are 0 or 1, else a mean."""
     values = [float(one[side]) for one in stored]
     if all(value in (0.0, 1.0) for value in values):
@@ -423,7 +420,7 @@ def side_figure(stored: Sequence[Row], side: str) -> dict[str, Any]:
     return mean_interval(values).as_dict()
 
 
-def _knowledge(stored: Sequence[Row]) -> dict[str, Any]:
+def _knowledge(stored: Sequence[Row]) -> dict[str, object]:
     """Fit of each side's log-ratio to the base to people's ratings, as a calibrated probability.
 
     log_loss in nats (0.693 for a coin) and brier, per answer; the differences are the policy's minus the other's, over

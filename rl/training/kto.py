@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import trl
@@ -13,8 +13,7 @@ from datasets import Dataset
 from torch.nn import functional
 from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
-from packed_forward.packing import completion_batch, pack
-from packed_forward.strategies import Strategy
+from packed_forward.packing import Strategy, completion_batch, pack
 from rl.agents.base import Row
 from rl.recipes import KTORecipe
 from rl.training.adapter_trainer import TrainRows, common_arguments
@@ -25,6 +24,9 @@ from rl.training.preference import PreferenceTrainer
 from rl.training.result import TrainingRefused
 from rl.training.run import RunContext
 from rl.training.trl_trainer import TokenizedTrainerMixin, forward_settle, strategy_apply, trainer_settle
+
+if TYPE_CHECKING:
+    from transformers.modeling_outputs import CausalLMOutput
 
 BALANCE = (1.0, 4.0 / 3.0)
 """Bounds of (weight x number of good) / (weight x number of bad): Ethayarajh et al. 2024, eq. 9."""
@@ -158,8 +160,7 @@ class KTOTrainer(PreferenceTrainer[KTORecipe, Labelled]):
         shuffle.
         """
         generator = torch.Generator().manual_seed(self.recipe.seed)
-        if self.recipe.curriculum == "none":
-            examples = [examples[i] for i in torch.randperm(len(examples), generator=generator).tolist()]
+        examples = [examples[i] for i in torch.randperm(len(examples), generator=generator).tolist()]
         items = [item for item, _ in examples]
         mismatches = [
             EncodedResponse(item.prompt_ids, other.response_ids)
@@ -188,7 +189,7 @@ class KTOCollator(DataCollatorForUnpairedPreference):
     mismatched: bool = True
     """True if the loss has a reference point, which the mismatched responses are for."""
 
-    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    def torch_call(self, examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
         if self.strategy is Strategy.STOCK:
             return dict(super().torch_call(examples))
         columns = ("completion_ids", "KL_completion_ids")[: 1 + self.mismatched]
@@ -218,7 +219,6 @@ def logistic_loss(rewards: torch.Tensor, labels: torch.Tensor, weights: tuple[fl
 class _KTOTrainer(TokenizedTrainerMixin, trl.KTOTrainer):
     """TRL's trainer on responses that are already tokens and whose reference is known."""
 
-    method = "kto"
     sft_weight: float
     _mismatch_logps: torch.Tensor | None = None
     """[B] log-probabilities of the mismatched responses, where they came with the others."""
@@ -244,13 +244,13 @@ class _KTOTrainer(TokenizedTrainerMixin, trl.KTOTrainer):
                 figures.pop("kl", None)
         super().log(logs, start_time)
 
-    def _compute_kl_logps(self, model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+    def _compute_kl_logps(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return (
             super()._compute_kl_logps(model, batch) if self._mismatch_logps is None else self._mismatch_logps
         )
 
     def _compute_loss(
-        self, model: torch.nn.Module, inputs: dict[str, Any], return_outputs: bool
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], return_outputs: bool
     ) -> torch.Tensor:
         if "packed" in inputs:
             # one forward for what TRL computes in two; its loss is given what it would have computed
@@ -274,18 +274,18 @@ class _KTOTrainer(TokenizedTrainerMixin, trl.KTOTrainer):
         self.loss_check(loss, f" or raise beta (now {self.beta:g})")
         return (loss, *rest) if return_outputs else loss
 
-    def _record_logps(self, model: torch.nn.Module) -> Any:
+    def _record_logps(self, model: torch.nn.Module) -> object:
         """The model, whose newest log-probabilities are kept for the losses that TRL does not have: those of the
         mismatched responses come first."""
 
-        def forward(**inputs: Any) -> Any:
+        def forward(**inputs: torch.Tensor) -> CausalLMOutput:
             output = model(**inputs)
             self._log_probs = output.log_probs
             return output
 
         return forward
 
-    def _logistic_loss(self, inputs: dict[str, Any]) -> torch.Tensor:
+    def _logistic_loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         assert self._log_probs is not None
         logps = self._log_probs.sum(-1)
         rewards = self.beta * (logps - inputs["ref_logps"].to(logps))
@@ -303,6 +303,6 @@ def likelihood_loss(log_probs: torch.Tensor, mask: torch.Tensor, label: torch.Te
     return -log_probs[good].sum() / tokens.clamp(min=1)
 
 
-def _model_with_outputs(output: Any, **_: object) -> Any:
+def _model_with_outputs(output: CausalLMOutput, **_: object) -> CausalLMOutput:
     """Model whose forward pass was computed already: gives its outputs again."""
     return output

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,7 +31,7 @@ from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware
 
 
-def load_shape(base_model: str, *, causal: bool = True) -> tuple[Any, Encoder, int]:
+def load_shape(base_model: str, *, causal: bool = True) -> tuple[torch.nn.Module, Encoder, int]:
     """A base model's configuration, encoder and number of parameters, without its weights. Raises PolicyLoadError.
 
     With `causal` false it may be an encoder (BERT, DeBERTa), which answers nothing.
@@ -91,6 +93,10 @@ def tokenizer_load(base_model: str, source: str) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         if not tokenizer.chat_template and (file := _template_file(source)) is not None:
             tokenizer.chat_template = template_read(file.parent)
+        template = tokenizer.chat_template
+        for one in template.values() if isinstance(template, dict) else [template] if template else []:
+            if fault := template_fault(one):
+                raise PolicyLoadError(f"{base_model}: its chat template is not used: {fault}")
         return tokenizer
     except OSError as error:
         raise PolicyLoadError(_unreachable(base_model, error)) from error
@@ -118,9 +124,9 @@ def _unreachable(base_model: str, error: Exception) -> str:
 
 
 def model_load(
-    base_model: str, source: str, config: PreTrainedConfig, hardware: Hardware, quantized: Any
+    base_model: str, source: str, config: PreTrainedConfig, hardware: Hardware, quantized: object
 ) -> PreTrainedModel:
-    extra: dict[str, Any] = {}
+    extra: dict[str, object] = {}
     if quantized is not None:
         extra = {"quantization_config": quantized, "device_map": {"": _device(hardware)}}
     try:
@@ -186,7 +192,7 @@ def context_of(config: PreTrainedConfig) -> int | None:
     return int(found) if found else None
 
 
-def four_bit(hardware: Hardware) -> tuple[Any, str]:
+def four_bit(hardware: Hardware) -> tuple[object, str]:
     """The 4-bit configuration, or None, and the note for the person either way."""
     if hardware.supports_4bit:
         compute = torch.float32 if hardware.dtype == "float32" else getattr(torch, hardware.dtype)
@@ -233,7 +239,7 @@ class PolicyLoadError(ValueError):
     """A model or adapter that cannot be used; the message says what was expected, what was found and what to do."""
 
 
-def adapter_read(path: str | Path) -> dict[str, Any]:
+def adapter_read(path: str | Path) -> dict[str, object]:
     """The facts written beside an adapter ({} for one made elsewhere). Raises PolicyLoadError for anything else."""
     path = Path(path)
     if not path.is_dir():
@@ -267,7 +273,7 @@ def adapter_read(path: str | Path) -> dict[str, Any]:
 
 def base_check(
     what: str,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, object],
     base_model: str,
     found: str,
     files: Mapping[str, str] | None = None,
@@ -285,7 +291,7 @@ def base_check(
         )
 
 
-def base_changes(facts: Mapping[str, Any], files: Mapping[str, str]) -> str:
+def base_changes(facts: Mapping[str, object], files: Mapping[str, str]) -> str:
     """Files in which a base differs from the one an adapter was trained on, as words to add to a message."""
     before = facts.get("base_files")
     if not isinstance(before, dict) or not before or not files:
@@ -322,16 +328,103 @@ def model_located(base_model: str) -> str:
         raise PolicyLoadError(
             f"{path} is no model: expected config.json and *.safetensors, found {_listing(path)}"
         )
-    for file in weights:
-        _check_safetensors(file)
+    _check_config(path / "config.json", tensors=sum(map(_check_safetensors, weights)))
     _check_sums(path, "copy or download the model again")
     return str(path)
 
 
-def _check_safetensors(file: Path) -> None:
+CONFIG_BYTES = 4 << 20
+"""Most bytes of a model's config.json."""
+
+MOST_EXPERTS = 4096
+
+SPARE_LAYERS = 64
+"""Layers that a configuration may name beyond the tensors of its weights."""
+
+
+def _check_config(file: Path, tensors: int) -> None:
+    """Refuse a configuration whose model would be built for hours, before it is built. Raises PolicyLoadError."""
+    if file.stat().st_size > CONFIG_BYTES:
+        raise PolicyLoadError(
+            f"{file} has more than {CONFIG_BYTES >> 20} MiB: it is no model's configuration"
+        )
     try:
-        with safe_open(file, framework="pt"):
-            pass  # the header names every tensor's place, so a cut file is noticed without reading the weights
+        config = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise PolicyLoadError(f"{file} is not JSON: {error}") from error
+    parts = [config]
+    while parts:
+        part = parts.pop()
+        for name, value in part.items() if isinstance(part, dict) else ():
+            most = tensors + SPARE_LAYERS if "layer" in name else MOST_EXPERTS if "expert" in name else None
+            if most is not None and isinstance(value, int) and value > most:
+                raise PolicyLoadError(
+                    f"{file}: expected {name} of at most {most:,}, as its weights have {tensors:,} tensors; "
+                    f"found {value:,}"
+                )
+            parts.append(value)
+
+
+TEMPLATE_CHARACTERS = 256 << 10
+"""Most characters of a chat template."""
+
+PROBE_S, PROBE_BYTES = 5, 1 << 30
+"""CPU seconds and memory in which a chat template must write two short turns."""
+
+_PROBE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[2]), int(sys.argv[2])))
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]), int(sys.argv[3])))
+except (ImportError, ValueError, OSError):
+    pass
+from rl.chat_templates import TEMPLATE_ERRORS, ChatTemplate, TemplateRefused
+turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "r"}]
+try:
+    template = ChatTemplate(json.load(sys.stdin), {"bos_token": "<s>", "eos_token": "</s>"})
+    written = [len(template.render(turns[:count])) for count in (1, 3)]
+except (*TEMPLATE_ERRORS, TemplateRefused):
+    written = [0]  # what a template refuses is said where it is used
+except MemoryError:
+    sys.exit(FAULT)
+sys.exit(FAULT if max(written) > 1_000_000 else 0)
+""".replace("FAULT", "77")
+
+
+@functools.lru_cache(maxsize=64)
+def template_fault(template: str) -> str:
+    """Why a chat template is not used: it never ends, or fills the memory; empty where it does neither.
+
+    It is tried in a process of its own, so that it can be ended.
+    """
+    if len(template) > TEMPLATE_CHARACTERS:
+        return f"it has {len(template):,} characters, more than {TEMPLATE_CHARACTERS:,}"
+    root = str(Path(__file__).resolve().parents[2])
+    command = [sys.executable, "-I", "-c", _PROBE, root, str(PROBE_S), str(PROBE_BYTES)]
+    try:
+        done = subprocess.run(  # noqa: S603 (our own program)
+            command,
+            input=json.dumps(template),
+            capture_output=True,
+            text=True,
+            timeout=6 * PROBE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it does not end within {6 * PROBE_S} s"
+    if done.returncode != 77 and done.returncode >= 0:
+        return ""
+    return f"it does not write two short turns within {PROBE_S} s and {PROBE_BYTES >> 30} GiB"
+
+
+def _check_safetensors(file: Path) -> int:
+    """Number of tensors in a file. Raises PolicyLoadError."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            # the header names every tensor's place, so a cut file is noticed without reading the weights
+            return len(opened.keys())
     except (SafetensorError, OSError) as error:
         raise PolicyLoadError(
             f"{file} is no whole safetensors file ({error}): copy or download it again"

@@ -11,21 +11,18 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.utils.constants import DUMMY_TARGET_MODULES
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from packed_forward.logps import causal_model
-from packed_forward.row_cache import RowCache, row_key
-from packed_forward.selftest_cache import SelftestCache
+from packed_forward.row_cache import RowCache, SelftestCache, row_key
 from rl.agents.base import Message
 from rl.chat_templates import template_read
-from rl.checksums import TEMPLATE_FILES, base_files, base_hash, sums_write
+from rl.checksums import TEMPLATE_FILES, TOKENIZER_FILES, base_files, base_hash, sums_write
 from rl.decoding.constraint import Constraint, GrammarVocabulary, SchemaRefused
 from rl.recipes import Recipe
 from rl.training.constrained_generation import (
@@ -81,11 +78,11 @@ class LoadedPolicy:
     strategy_max_tokens: int = 0
     """Tokens of the longest row it was tried on."""
     selftest_cache: SelftestCache | None = None
-    """Results of earlier self-tests of this model (`packed_forward.selftest_cache`); None stores
+    """Results of earlier self-tests of this model (`packed_forward.row_cache`); None stores
     nothing."""
     answers_cache: RowCache | None = None
     """The base's own answers; None stores nothing."""
-    scored: dict[tuple[Any, ...], torch.Tensor] | None = None
+    scored: dict[tuple[object, ...], torch.Tensor] | None = None
     """Log-probabilities that were computed before, by adapter, form and tokens; None keeps none, as where the
     weights still change."""
     is_base: bool = False
@@ -387,18 +384,7 @@ def matmul(hardware: Hardware) -> Iterator[None]:
 
 
 def lora_config(recipe: Recipe, model: torch.nn.Module) -> LoraConfig:
-    """LoRA on every linear layer except the output head; GPT-2's transposed Conv1D counts as linear.
-
-    At rank 0, full fine-tuning, a copy of every module with weights of its own, embeddings and head excepted: PEFT
-    keeps the original beside it, which is the reference, and writes the copies as whole tensors.
-    """
-    if recipe.whole:
-        return LoraConfig(
-            r=1,
-            target_modules=DUMMY_TARGET_MODULES,
-            modules_to_save=trained_whole(model),
-            task_type="CAUSAL_LM",
-        )
+    """LoRA on every linear layer except the output head; GPT-2's transposed Conv1D counts as linear."""
     return LoraConfig(
         r=recipe.lora_r,
         lora_alpha=recipe.lora_alpha,
@@ -409,20 +395,9 @@ def lora_config(recipe: Recipe, model: torch.nn.Module) -> LoraConfig:
     )
 
 
-def trained_whole(model: torch.nn.Module) -> list[str]:
-    """Names of the modules that full fine-tuning trains: those with weights of their own but embeddings and head."""
-    head = model.get_output_embeddings()
-    found = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if module is not head
-        and not isinstance(module, torch.nn.Embedding)
-        and next(module.parameters(recurse=False), None) is not None
-    }
-    return sorted(found)
-
-
-def _with_adapter(policy: LoadedPolicy, path: Path, facts: dict[str, Any], trainable: bool) -> PeftModel:
+def _with_adapter(
+    policy: LoadedPolicy, path: Path, facts: Mapping[str, object], trainable: bool
+) -> PeftModel:
     adapter_check(policy, path, facts)
     try:
         return PeftModel.from_pretrained(policy.model, path, is_trainable=trainable, use_safetensors=True)
@@ -451,7 +426,7 @@ def adapter_save(
     *,
     agent: str = "",
     method: str = "",
-    weights: dict[str, Any] | None = None,
+    weights: dict[str, torch.Tensor] | None = None,
 ) -> Path:
     """Write adapter, tokenizer and ratchet.json into `path`, whole or not at all; an older one there is replaced.
 
@@ -498,11 +473,11 @@ def adapter_describe(policy: LoadedPolicy, path: Path, *, agent: str = "", metho
     (path / "README.md").write_text(
         _CARD.format(**facts, purpose=f"agent `{agent}`" if agent else "no agent"), "utf-8"
     )
-    templates = [str(file.relative_to(path)) for name in TEMPLATE_FILES for file in path.glob(name)]
-    sums_write(path, [*ADAPTER_FILES, *templates])
+    beside = [file for name in (*TEMPLATE_FILES, *TOKENIZER_FILES) for file in path.glob(name)]
+    sums_write(path, [*ADAPTER_FILES, FACTS, *(str(file.relative_to(path)) for file in beside)])
 
 
-def adapter_check(policy: LoadedPolicy, path: Path, facts: dict[str, Any]) -> None:
+def adapter_check(policy: LoadedPolicy, path: Path, facts: Mapping[str, object]) -> None:
     """Raises PolicyLoadError for an adapter of another base than the one that is loaded."""
     expected = facts.get("base_model_hash")
     if expected:

@@ -11,9 +11,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import get_scheduler
@@ -121,8 +120,7 @@ class PPOTrainer(RewardedTrainer[PPORecipe, Prompts]):
             self.context.phase("probing the rewards")
             self._probe()
         self.context.phase(TRAINING)
-        # whole weights are too large to remember, and one process alone must not leave a step
-        remembers = not recipe.whole and self.processes.count == 1
+        remembers = self.processes.count == 1  # one process alone must not leave a step
         if state.step == 0 and self.eval_prompts.ids:
             self._log(self._evaluate() | {"step": 0.0})  # what it starts from, before anything is learnt
         while state.step < total:
@@ -210,7 +208,7 @@ class PPOTrainer(RewardedTrainer[PPORecipe, Prompts]):
         row["tokens_per_second"] = row["tokens"] * len(rollouts) * self.processes.count / (now - began)
         return row
 
-    def _sample(self, step: int) -> tuple[list[Mapping[str, Any]], list[Rollout]]:
+    def _sample(self, step: int) -> tuple[list[Row], list[Rollout]]:
         """This process's responses of a step, and the rows of its prompts. A function of seed and step."""
         recipe, prompts = self.recipe, self.train_prompts
         share = recipe.batch_size // recipe.samples_per_prompt
@@ -296,8 +294,7 @@ class PPOTrainer(RewardedTrainer[PPORecipe, Prompts]):
         epoch, within = divmod(place, size)
         if self._order[0] != epoch:
             generator = torch.Generator().manual_seed(self._seed("prompts", epoch))
-            shuffled = torch.randperm(size, generator=generator).tolist()
-            self._order = epoch, shuffled if self.recipe.curriculum == "none" else list(range(size))
+            self._order = epoch, torch.randperm(size, generator=generator).tolist()
         return self._order[1][within]
 
     def _generator(self, purpose: str, step: int) -> torch.Generator:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TypeVar, Unpack
 
 from accelerate import PartialState
 from transformers import TrainingArguments
@@ -24,24 +24,26 @@ from transformers import TrainingArguments
 from packed_forward.row_cache import RowCache
 from rl.agents.base import Row
 from rl.recipes import BASE, AdapterRecipe, SFTRecipe
-from rl.recipes.base import DROP
+from rl.recipes.base import DROP, AnswerRecipe
 from rl.training.adapter_trainer import AdapterTrainer, Outcome, SplitT, TrainRows
 from rl.training.encoding import EncodedResponse
 from rl.training.loading import ADAPTER_FILES
 from rl.training.policy import REFERENCE, LoadedPolicy, load_policy
 from rl.training.result import Forwarding
-from rl.training.run import RecipeT, RunContext, RunOptions, reference_cache
+from rl.training.run import RunContext, RunOptions, reference_cache
 from rl.training.sft import SFTTrainer
 from rl.training.trl_trainer import TRAINING
 
+AnswerT = TypeVar("AnswerT", bound=AnswerRecipe)
 
-class PreferenceTrainer(AdapterTrainer[RecipeT, SplitT]):
+
+class PreferenceTrainer(AdapterTrainer[AnswerT, SplitT]):
     """A training whose loss has a reference."""
 
     judged: Sequence[Row] = ()
     """The responses that were judged, which a warm-up shows: rows {"prompt", "completion"}."""
 
-    def __init__(self, recipe: RecipeT, base_model: str = "bundled", **options: Unpack[RunOptions]) -> None:
+    def __init__(self, recipe: AnswerT, base_model: str = "bundled", **options: Unpack[RunOptions]) -> None:
         super().__init__(recipe, base_model, **options)
         self.warm_up: WarmUp | None = None
 
@@ -52,8 +54,8 @@ class PreferenceTrainer(AdapterTrainer[RecipeT, SplitT]):
         return super().fit(policy, rows, checkpoint)
 
     @property
-    def start_recipe(self) -> Any:
-        recipe: Any = self.recipe
+    def start_recipe(self) -> AdapterRecipe:
+        recipe = self.recipe
         return recipe if self.warm_up is None else self.warm_up.start_recipe(recipe)
 
     def reference(
@@ -66,7 +68,7 @@ class PreferenceTrainer(AdapterTrainer[RecipeT, SplitT]):
             policy, cache = self.warm_up.reference, self.warm_up.cache
         return self.reference_logps(policy, arguments, items, cache)
 
-    def trl_arguments(self, policy: LoadedPolicy, arguments: TrainingArguments) -> dict[str, Any]:
+    def trl_arguments(self, policy: LoadedPolicy, arguments: TrainingArguments) -> dict[str, object]:
         if self.warm_up is not None:
             self.warm_up.release()  # the rows of both splits are made
         return super().trl_arguments(policy, arguments)
@@ -108,7 +110,7 @@ class WarmUp:
         )
 
 
-def warm_up(context: RunContext[Any], rows: Sequence[Row]) -> WarmUp | None:
+def warm_up(context: RunContext[AnswerT], rows: Sequence[Row]) -> WarmUp | None:
     """Fine-tune the base on the responses of `rows` ({"prompt", "completion"}) for the recipe's `warm_up_steps`, or
     take what an interrupted run has finished; None where the recipe asks for none.
 
@@ -173,7 +175,7 @@ class _WarmUpListener(Forwarding):
         super().on_phase(PHASE if name == TRAINING else f"{PHASE}, {name}", done, total)
 
 
-def _deadline(context: RunContext[Any]) -> float | None:
+def _deadline(context: RunContext[AnswerT]) -> float | None:
     """The deadline of a warm-up: half of the time that the run has left."""
     now = time.monotonic()
     return None if context.deadline is None else now + (context.deadline - now) / 2
@@ -184,7 +186,6 @@ def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:
         "start_from",
         "warm_up_steps",
         "warm_up_learning_rate",
-        "search",
     }
     knobs = {name: getattr(recipe, name) for name in shared}
     knobs["reasoning"] = getattr(recipe, "reasoning", DROP)
@@ -194,7 +195,6 @@ def _recipe(recipe: AdapterRecipe, steps: int) -> SFTRecipe:
         "max_steps": steps,
         "patience": 0,
         "eval_steps": 0,
-        "curriculum": "none",
         "checkpoints": "newest",
     }
     return SFTRecipe(**knobs)

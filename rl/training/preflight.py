@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import distributed
 from transformers import Trainer
 
@@ -24,7 +23,6 @@ from packed_forward.row_cache import RowCache
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse, Row
 from rl.recipes import BASE, DPORecipe, KTORecipe, Recipe, RewardModelRecipe, SFTRecipe
-from rl.rewards.rows import INSIST
 from rl.statistics import wilson_interval
 from rl.training.chat_template import prompt_messages
 from rl.training.encoding import Encoder, rows_writable
@@ -32,7 +30,7 @@ from rl.training.hardware import Hardware
 from rl.training.loading import load_encoder
 from rl.training.policy import TOKENS, LoadedPolicy, generate, load_policy
 from rl.training.profiler import ASKABLE, MeasuredBase
-from rl.training.result import TrainingRefused, TrainListener, TrainResult
+from rl.training.result import TrainListener, TrainResult
 
 PROMPTS = 24
 """Prompts that are answered, spread over the rows: none valid of so many means less than 14 % are (95 %, Wilson)."""
@@ -64,8 +62,8 @@ class AnswerCheck:
 
     asked: int
     valid: int
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     """95 % interval of the valid share (Wilson)."""
     served: str
     """`chosen` where the agent picks among listed responses, which are valid by themselves; `written within the form`
@@ -86,7 +84,7 @@ class AnswerCheck:
         """True if less than half of the answers are valid."""
         return self.share < LOW_VALID_SHARE
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return asdict(self) | {"share": self.share}
 
     def words(self) -> str:
@@ -173,7 +171,7 @@ def form_taught(recipe: Recipe, check: AnswerCheck | None) -> Recipe:
     valid before it.
 
     DPO and KTO move what is likelier of answers that were given; an agent whose form the base model does not write
-    would go on without a valid answer (0 of 20 through the gateway, docs/rewards.md).
+    would go on without a valid answer (0 of 20 through the gateway, docs/training-reference.md).
     """
     knobs = recipe.as_dict()
     if (
@@ -187,29 +185,9 @@ def form_taught(recipe: Recipe, check: AnswerCheck | None) -> Recipe:
     return recipe.with_knobs(sft_weight=FORM_WEIGHT)
 
 
-def refusal_of(check: AnswerCheck | None, recipe: Recipe, agent: str) -> str:
-    """Reason why such a training is not begun, with what to do; empty where it may be.
-
-    None of the answers valid, the method cannot teach the form (as `form_taught` has it), and the agent is not served
-    by choosing. What samples its own answers is refused by its probe, which checks those.
-    """
-    if check is None or check.valid or check.served == CHOICE or isinstance(recipe, RewardModelRecipe):
-        return ""
-    knobs = recipe.as_dict()
-    samples = "reward" in knobs and knobs.get("mode") != "logged"
-    if teaches_form(recipe) or samples or knobs.get("allow_constant_reward"):
-        return ""
-    insist = INSIST if "allow_constant_reward" in knobs else "--set sft_weight=1 shows the good answers too"
-    return (
-        f"{check.words()}: agent {agent} could act on nothing that this training begins with, and it only moves what "
-        "is likelier. Show the form first: train_sft on answers people wrote or liked, then --set start_from=POLICY "
-        f"here; or take a larger base model; {insist}"
-    )
-
-
 def warning_of(check: AnswerCheck | None, recipe: Recipe) -> str:
     """Warning before a training; empty where at least half of the answers are valid."""
-    if check is None or isinstance(recipe, RewardModelRecipe) or check.share >= LOW_VALID_SHARE:
+    if check is None or not recipe.makes_policy or check.share >= LOW_VALID_SHARE:
         return ""
     if check.served == CHOICE:
         return f"{check.words()}. Where the agent chooses among what is listed each answer is valid (/api/decide/)"
@@ -250,9 +228,6 @@ def start_policy(policy: LoadedPolicy, recipe: Recipe) -> Iterator[LoadedPolicy]
     try:
         yield policy
     finally:
-        for module in policy.model.modules():
-            if isinstance(module, AuxiliaryTrainingWrapper):
-                module._active_adapter = []  # else PEFT leaves the trained copy in the place of the base's module
         policy.model = policy.model.unload()
 
 
@@ -289,12 +264,12 @@ def plan_check(
     phase: Callable[[str], None],
 ) -> AnswerCheck | None:
     """Check for a training that is only planned; None for free text, a reward model, and a base of more than
-    ASKABLE parameters, which would take longer to load than a plan may. Raises TrainingRefused as `refusal_of`.
+    ASKABLE parameters, which would take longer to load than a plan may.
 
     What the base answered to the same prompts before is taken from its cache.
     """
     definition = get_agent(agent or "assistant")
-    if isinstance(recipe, RewardModelRecipe) or not definition.discrete or not rows:
+    if not recipe.makes_policy or not definition.discrete or not rows:
         return None
     if base.parameters > ASKABLE:
         return None
@@ -313,8 +288,6 @@ def plan_check(
             check = answers_check(policy, rows, agent, within=recipe.constrains, prompts=prompts)
         if check is not None:
             base.store(key, asdict(check))
-    if fault := refusal_of(check, form_taught(recipe, check), agent):
-        raise TrainingRefused(fault)
     return check
 
 
@@ -376,32 +349,28 @@ def train_with_checks(
     *,
     agent: str,
     listener: TrainListener,
-    resume: bool = False,
 ) -> TrainResult:
     """Train, with a check of the policy's answers before and after, on prompts of the eval split where it has enough.
 
-    Both are stored in the result, and their warnings in its notes. Raises TrainingRefused as `refusal_of`, unless a run
-    is gone on with.
+    Both are stored in the result, and their warnings in its notes.
     """
     asked_recipe = recipe
     check_rows = eval_rows if len(eval_rows) >= PROMPTS else [*eval_rows, *rows]
     checks: dict[str, AnswerCheck | None] = {"before": None, "after": None}
     notes = []
-    if policy_method := not isinstance(recipe, RewardModelRecipe):
+    if recipe.makes_policy:
         policy = trainer.load_base_model()
         listener.on_phase("asking the model a few prompts")
         with start_policy(policy, recipe):
             checks["before"] = answers_check(policy, check_rows, agent, within=recipe.constrains)
         trainer.recipe = recipe = form_taught(recipe, checks["before"])
-        if not resume and (fault := refusal_of(checks["before"], recipe, agent)):
-            raise TrainingRefused(fault)
         if warning := warning_of(checks["before"], asked_recipe):
             notes.append(warning)
             listener.on_note(warning)
     listener.on_phase("getting the rows ready")
     result: TrainResult = trainer.train(rows, eval_rows)
     alone = not distributed.is_initialized()  # what is spread over processes is judged by evaluate_model
-    if policy_method and checks["before"] is not None and result.status == "succeeded" and alone:
+    if recipe.makes_policy and checks["before"] is not None and result.status == "succeeded" and alone:
         listener.on_phase("asking the trained model the same prompts")
         within = recipe.constrains
         checks["after"] = answers_check(trainer.load_base_model(), check_rows, agent, within=within)

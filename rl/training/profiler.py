@@ -25,17 +25,15 @@ from peft import PeftModel, get_peft_model
 
 from packed_forward.forward import packed_logps
 from packed_forward.logps import causal_model, collate, head_logps
-from packed_forward.packing import pack
-from packed_forward.row_cache import RowCache, row_key
+from packed_forward.packing import Strategy, pack
+from packed_forward.row_cache import RowCache, packed_code, row_key
 from packed_forward.selection import strategy_select
-from packed_forward.selftest_cache import packed_code
-from packed_forward.strategies import Strategy
 from rl.checksums import base_hash
 from rl.recipes import Recipe
 from rl.recipes.base import SampledRecipe
 from rl.recipes.fit import ModelShape, kept_bytes
 from rl.training.constrained_generation import AnswerForms, Sampling
-from rl.training.encoding import EncodedResponse
+from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware
 from rl.training.loading import load_shape, model_located
 from rl.training.policy import FINDINGS, LoadedPolicy, load_policy, lora_config, matmul
@@ -80,10 +78,16 @@ class MeasuredBase:
         self.base_model, self.hardware, self.quantization = base_model, hardware, quantization
         self.cache_dir = cache_dir
         self.findings = RowCache(cache_dir / FINDINGS, max_rows=10_000) if cache_dir is not None else None
+        self._found: dict[bytes, object] = {}
 
     @functools.cached_property
+    def shape(self) -> tuple[torch.nn.Module, Encoder, int]:
+        """Configuration, encoder and number of parameters of a causal base."""
+        return load_shape(self.base_model)
+
+    @property
     def parameters(self) -> int:
-        return load_shape(self.base_model)[2]
+        return self.shape[2]
 
     @functools.cached_property
     def policy(self) -> LoadedPolicy:
@@ -99,12 +103,16 @@ class MeasuredBase:
         return row_key(what, base_hash(source), self.quantization, machine, packed_code(), *parts)
 
     def find(self, key: bytes) -> Any:
-        """What was stored under a key; None where nothing was."""
+        """What was found under a key, by this object or stored by an earlier one; None where nothing was."""
+        if key in self._found:
+            return self._found[key]
         stored = self.findings.get([key]).get(key) if self.findings is not None else None
         return json.loads(stored) if stored is not None else None
 
-    def store(self, key: bytes, finding: Any) -> None:
-        if self.findings is not None:
+    def store(self, key: bytes, finding: object, *, lasting: bool = True) -> None:
+        """Keep a finding; `lasting` ones for later runs too."""
+        self._found[key] = finding
+        if lasting and self.findings is not None:
             self.findings.put({key: json.dumps(finding).encode()})
 
 
@@ -138,8 +146,8 @@ def profile_base(
         profile, measured = _measure(policy, recipe, micros, packed)
         wall, cpu = time.perf_counter() - began, time.process_time() - used
         known = {"profile": dataclasses.asdict(profile), "tokens": measured}
-        if base.hardware.device != "cpu" or cpu >= QUIET_SHARE * wall * torch.get_num_threads():
-            base.store(key, known)
+        quiet = base.hardware.device != "cpu" or cpu >= QUIET_SHARE * wall * torch.get_num_threads()
+        base.store(key, known, lasting=quiet)
     return MicroBatchProfile(**known["profile"]).of_tokens(tokens / known["tokens"])
 
 
@@ -180,10 +188,9 @@ def _measure(
 
 
 def _adapter_ensure(policy: LoadedPolicy, recipe: Recipe) -> None:
-    """Give the base a fresh adapter, which changes none of its answers. Of full fine-tuning, one of rank 16."""
+    """Give the base a fresh adapter, which changes none of its answers."""
     if not isinstance(policy.model, PeftModel):
-        lora = recipe if not recipe.whole else dataclasses.replace(recipe, lora_r=16)
-        policy.model = get_peft_model(policy.model, lora_config(lora, policy.model)).eval()
+        policy.model = get_peft_model(policy.model, lora_config(recipe, policy.model)).eval()
 
 
 def _cut(micro: Micro) -> Micro:
@@ -264,42 +271,49 @@ def _clock(hardware: Hardware) -> float:
 
 # --- Counted ------------------------------------------------------------------------------------------------
 
-EFFICIENCY = 0.7
-"""Rate of a whole step by that of one product: norms, attention and the head run more slowly. Assumed, not measured."""
+EFFICIENCY = {"cpu": 0.7, "cuda": 0.45, "mps": 0.7}
+"""Rate of a whole step by that of one large product, by device: norms, attention and the head run more slowly. Measured
+on an H100 alone (docs/results.md)."""
 
 BACKWARD = 2.0
 """Work of forward and backward by that of forward alone where the weights are frozen; the optimiser's is small."""
-
-WHOLE_BACKWARD = 1.5
-"""Work of a step of full fine-tuning by that of a step of LoRA: weights have gradients too."""
 
 FEWEST_ROWS = 16
 """Rows from which a product runs at its full rate; answers of fewer prompts at once take as long."""
 
 
-def product_rate(hardware: Hardware, rows: int = 512, width: int = 2048) -> float:
+PRODUCT = {"cpu": (512, 2048, 3), "cuda": (4096, 4096, 20)}
+"""Rows, width and repetitions of the product that is timed, by device: on a GPU it takes longer than its launch."""
+
+
+def product_rate(hardware: Hardware) -> float:
     """Operations a second of one product [rows, width] @ [width, width] in the machine's dtype, timed here."""
+    rows, width, times = PRODUCT.get(hardware.device, PRODUCT["cpu"])
     dtype = getattr(torch, hardware.dtype)
-    one = torch.ones(rows, width, dtype=dtype, device=hardware.device)
-    other = torch.ones(width, width, dtype=dtype, device=hardware.device)
+    generator = torch.Generator(hardware.device).manual_seed(0)  # products of zeros and ones run faster
+    one = torch.randn(rows, width, dtype=dtype, device=hardware.device, generator=generator)
+    other = torch.randn(width, width, dtype=dtype, device=hardware.device, generator=generator)
     with torch.inference_mode(), matmul(hardware):
         one @ other  # the first use loads kernels
         began = _clock(hardware)
-        for _ in range(3):
+        for _ in range(times):
             one @ other
-        seconds = (_clock(hardware) - began) / 3
+        seconds = (_clock(hardware) - began) / times
     return 2 * rows * width * width / seconds
 
 
-def profile_counted(shape: ModelShape, hardware: Hardware, micros: Sequence[Micro]) -> MicroBatchProfile:
+def profile_counted(
+    shape: ModelShape, hardware: Hardware, micros: Sequence[Micro], *, packed: bool
+) -> MicroBatchProfile:
     """The cost of a micro-batch by arithmetic: two operations for each weight and token in a forward pass."""
-    tokens = statistics.fmean(_tokens(micro, Strategy.STOCK) for micro in micros)
-    forward_s = 2 * shape.parameters * tokens / (EFFICIENCY * product_rate(hardware))
-    longest = max(micros, key=lambda micro: _tokens(micro, Strategy.STOCK))
+    shared = Strategy.LAST_LAYER if packed else Strategy.STOCK
+    tokens = statistics.fmean(_tokens(micro, shared) for micro in micros)
+    forward_s = 2 * shape.parameters * tokens / (EFFICIENCY[hardware.device] * product_rate(hardware))
+    longest = max(micros, key=lambda micro: _tokens(micro, shared))
     answered = sum(len(item.response_ids) for item in longest)
     size = 4.0 if hardware.dtype == "float32" else 2.0
     kept, sparing = (
-        kept_bytes(shape, _tokens(longest, Strategy.STOCK), answered, size, sparing=sparing)
+        kept_bytes(shape, _tokens(longest, shared), answered, size, sparing=sparing)
         for sparing in (False, True)
     )
     return MicroBatchProfile(BACKWARD * forward_s, forward_s, kept, sparing, "counted")
@@ -344,7 +358,9 @@ def answers_sampled(
         items = [EncodedResponse(prompt, [0] * length) for prompt in batches[0] for _ in range(samples)]
         prompt_tokens = sum(map(len, batches[0]))
         passes = prompt_tokens + length * max(len(items), FEWEST_ROWS)
-        seconds = 2 * base.parameters * passes / (EFFICIENCY * product_rate(base.hardware))
+        seconds = (
+            2 * base.parameters * passes / (EFFICIENCY[base.hardware.device] * product_rate(base.hardware))
+        )
         return SampledBatches(items, seconds)
     policy = base.policy
     _adapter_ensure(policy, recipe)

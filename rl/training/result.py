@@ -70,8 +70,6 @@ class TrainResult:
     """Reason why a run ended before its last step, by itself: it diverged, and its checkpoint is the last
     good one, or the eval split gained no more, and its checkpoint is the best one. Empty: it went to its
     end."""
-    search: dict[str, Any] = field(default_factory=dict)
-    """Of a search over recipes: `figure`, `eval_rows`, `words`, and the `tries`, each with its knobs and value."""
     best_step: int = 0
     """The step whose weights were kept, by the eval split; 0: the last one's."""
 
@@ -199,7 +197,7 @@ def _panels(result: TrainResult) -> tuple[tuple[tuple[str, str, str, float | Non
     if result.method == "kto":
         return _KTO_PANELS, "pairs"
     if "reward" not in result.history:
-        return _PANELS, "groups" if result.method == "grpo" else "pairs"
+        return _PANELS, "pairs"
     return (_PPO_PANELS if result.method == "ppo" else _GRPO_PANELS), "prompts"
 
 
@@ -392,7 +390,7 @@ def checkpoint_is_whole(path: Path) -> bool:
         return False
 
 
-def _is_as_sealed(file: Path, sealed: int | list[Any]) -> bool:
+def _is_as_sealed(file: Path, sealed: int | list[object]) -> bool:
     size, digest = sealed if isinstance(sealed, list) else (sealed, None)
     return file.stat().st_size == size and (digest is None or file_sum(file) == digest)
 

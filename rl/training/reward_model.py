@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 import transformers
@@ -25,31 +25,31 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from packed_forward.forward import packed_hidden, strategy_of
 from packed_forward.logps import causal_model
-from packed_forward.packing import PackedBatch, completion_with_end, pack
+from packed_forward.packing import PackedBatch, Strategy, completion_with_end, pack
 from packed_forward.selftest import install
-from packed_forward.strategies import Strategy
 from rl.agents.base import Row
 from rl.checksums import base_hash
 from rl.recipes import RewardModelRecipe
 from rl.recipes import RewardModelRecipe as RewardModelConfig
 from rl.recipes.reward_model import AUTO, CAUSAL, FACTS, LINEAR
-from rl.training.adapter_trainer import AdapterTrainer, Outcome, TrainRows, common_arguments, rows_ordered
+from rl.training.adapter_trainer import AdapterTrainer, Outcome, TrainRows, common_arguments
 from rl.training.chat_template import LeftOut
 from rl.training.encoding import EncodedResponse, Encoder, rows_writable
 from rl.training.hardware import Hardware
 from rl.training.loading import load_encoder, model_located
-from rl.training.policy import LoadedPolicy, lora_config
+from rl.training.policy import LoadedPolicy
 from rl.training.result import Silent, TrainingRefused, TrainResult
 from rl.training.reward_scores import (
     HEADS,
     RewardModel,
+    ScoreFacts,
     backbone_load,
     held_out_metrics,
     linear_reward_train,
     pad_batch,
     ranked_share,
 )
-from rl.training.run import RunContext, training_hardware
+from rl.training.run import RunContext
 from rl.training.trl_trainer import TokenizedTrainerMixin, strategy_apply, trainer_settle
 
 SCALE_ROWS = 256
@@ -74,7 +74,17 @@ def train_reward_model(
     return RewardModel.load(result.checkpoint, trainer.context.hardware), result
 
 
-class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]):
+class ScoreRow(TypedDict):
+    """Tokens of a response, or of the chosen and the rejected one; `prompt`: how many of them the prompt has."""
+
+    ids: list[int]
+    other_ids: list[int]
+    prompt: int
+    other_prompt: int
+    target: float
+
+
+class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[ScoreRow]]):
     """Train a reward model.
 
     Rows are pairs {"prompt", "chosen", "rejected"} (pairwise), {"prompt", "completion", "score"} with scores in [0, 1]
@@ -83,7 +93,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
 
     method = "reward_model"
     left_out: LeftOut
-    facts: dict[str, Any]
+    facts: ScoreFacts
     """Facts stored beside the weights."""
 
     def load_base_model(self) -> LoadedPolicy:
@@ -91,8 +101,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
         if self.policy is None:
             torch.manual_seed(self.recipe.seed)  # the score head starts at random
             context = self.context
-            hardware = training_hardware(context.hardware, self.recipe)
-            backbone, encoder = backbone_load(context.base_model, self.recipe.architecture, hardware)
+            backbone, encoder = backbone_load(context.base_model, self.recipe.architecture, context.hardware)
             model = get_peft_model(backbone, self._lora(backbone))
             revision = getattr(model.config, "_commit_hash", None)
             self.policy = LoadedPolicy(
@@ -114,11 +123,11 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
             )
 
     def check_model(self, policy: LoadedPolicy) -> None:
-        """Any will do: its head is replaced."""
+        """Every model will do: its head is replaced."""
 
-    def train(self, train_dataset: Any, eval_dataset: Any = None) -> TrainResult:
+    def train(self, train_dataset: Sequence[Row], eval_dataset: Sequence[Row] | None = None) -> TrainResult:
         """Train and return what came of it; the checkpoint opens with `RewardModel.load`."""
-        train_rows, eval_rows = rows_ordered(train_dataset or [], self.recipe), list(eval_dataset or [])
+        train_rows, eval_rows = list(train_dataset or []), list(eval_dataset or [])
         self.check(train_rows)
         if self.recipe.is_linear:
             return self._train_linear(self.context, train_rows, eval_rows)
@@ -130,13 +139,13 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
         return super().train(train_rows, eval_rows)
 
     def _train_linear(
-        self, context: RunContext[RewardModelRecipe], train_rows: list[Any], eval_rows: list[Any]
+        self, context: RunContext[RewardModelRecipe], train_rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainResult:
         return linear_reward_train(
             context, train_rows, self._targets(train_rows), eval_rows, self._targets(eval_rows)
         )
 
-    def _train_better(self, train_rows: list[Any], eval_rows: list[Any]) -> TrainResult:
+    def _train_better(self, train_rows: Sequence[Row], eval_rows: Sequence[Row]) -> TrainResult:
         """Train a linear judge and a score head, and keep the one that ranks more of the eval split as people did; the
         linear one where that tells nothing, as it is the surer of the two on few rows."""
         recipe, context = self.recipe, self.context
@@ -164,7 +173,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
                 shutil.rmtree(beside.output_dir, ignore_errors=True)
         return dataclasses.replace(result, recipe=recipe.as_dict())
 
-    def _better(self, linear: TrainResult, head: TrainResult, eval_rows: list[Any]) -> TrainResult:
+    def _better(self, linear: TrainResult, head: TrainResult, eval_rows: Sequence[Row]) -> TrainResult:
         """The result of the judge that ranks more eval rows as people did, its files in their place.
 
         Of a linear one with the steps and curves of the head.
@@ -195,7 +204,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
             details=[*linear.details, *head.details],
         )
 
-    def _ranked_share(self, checkpoint: str, rows: list[Any]) -> float | None:
+    def _ranked_share(self, checkpoint: str, rows: Sequence[Row]) -> float | None:
         model = RewardModel.load(checkpoint, self.context.hardware)
         prompts = [str(row.get("prompt_hash") or row["prompt"]) for row in rows]
         scores = model.row_scores(rows, self.recipe.max_completion_length)
@@ -203,7 +212,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
 
     def encode(
         self, policy: LoadedPolicy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
-    ) -> TrainRows[list[dict[str, Any]]]:
+    ) -> TrainRows[list[ScoreRow]]:
         train, held_out = (self._encode(policy.encoder, rows) for rows in (train_rows, eval_rows))
         return TrainRows(
             train,
@@ -214,13 +223,13 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
             notes=self.left_out.notes("rows"),
         )
 
-    def arguments(self, rows: TrainRows[list[dict[str, Any]]]) -> transformers.TrainingArguments:
+    def arguments(self, rows: TrainRows[list[ScoreRow]]) -> transformers.TrainingArguments:
         return transformers.TrainingArguments(
             **common_arguments(self.context, rows=len(rows.train), eval_rows=len(rows.held_out))
         )
 
     def build(
-        self, policy: LoadedPolicy, arguments: TrainingArguments, rows: TrainRows[list[dict[str, Any]]]
+        self, policy: LoadedPolicy, arguments: TrainingArguments, rows: TrainRows[list[ScoreRow]]
     ) -> ScoreTrainer:
         self.scorer = ScoreTrainer(
             model=policy.model,
@@ -236,9 +245,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
     def begin(self, trainer: ScoreTrainer, *, resumed: bool) -> None:
         """It starts from the base alone."""
 
-    def fit(
-        self, policy: LoadedPolicy, rows: TrainRows[list[dict[str, Any]]], checkpoint: Path | None
-    ) -> Outcome:
+    def fit(self, policy: LoadedPolicy, rows: TrainRows[list[ScoreRow]], checkpoint: Path | None) -> Outcome:
         outcome = super().fit(policy, rows, checkpoint)
         if not outcome.cancelled:
             self.facts = self._facts(self.scorer, rows.train, rows.held_out)
@@ -256,10 +263,6 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
         return self._folder
 
     def _lora(self, backbone: torch.nn.Module) -> LoraConfig:
-        if self.recipe.whole:  # the score head is among its modules
-            config = lora_config(self.recipe, backbone)
-            config.task_type = TaskType.SEQ_CLS
-            return config
         head = next(name for name in HEADS if hasattr(backbone, name))
         return LoraConfig(
             r=self.recipe.lora_r,
@@ -271,7 +274,7 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
             task_type=TaskType.SEQ_CLS,
         )
 
-    def _encode(self, encoder: Encoder, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def _encode(self, encoder: Encoder, rows: Sequence[Row]) -> list[ScoreRow]:
         """Rows as tokens: `ids` (and for pairs `other_ids`, the rejected one) and the `target`."""
         sides = ("chosen", "rejected") if self.recipe.objective == "pairwise" else ("completion",)
         try:
@@ -282,15 +285,22 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
         except ValueError as error:
             raise TrainingRefused(str(error)) from error
         targets = self._targets(rows)
-        encoded = []
+        encoded: list[ScoreRow] = []
         for i, target in enumerate(targets):
             both = [column[i] for column in columns]
             ids = [item.prompt_ids + item.response_ids for item in both]
             if len(ids) == 2 and ids[0] == ids[1]:
                 continue  # cut to the same tokens: nothing to prefer
             prompts = [len(item.prompt_ids) for item in both]
-            row = {"ids": ids[0], "other_ids": ids[-1], "target": target}
-            encoded.append(row | {"prompt": prompts[0], "other_prompt": prompts[-1]})
+            encoded.append(
+                {
+                    "ids": ids[0],
+                    "other_ids": ids[-1],
+                    "prompt": prompts[0],
+                    "other_prompt": prompts[-1],
+                    "target": target,
+                }
+            )
         return encoded
 
     def _targets(self, rows: Sequence[Row]) -> list[float]:
@@ -312,12 +322,10 @@ class RewardModelTrainer(AdapterTrainer[RewardModelRecipe, list[dict[str, Any]]]
             raise ValueError(f"row {number}: expected {wanted}; found {value!r}")
         return float(value)
 
-    def _facts(
-        self, trainer: ScoreTrainer, train: list[dict[str, Any]], held_out: list[dict[str, Any]]
-    ) -> dict[str, Any]:
+    def _facts(self, trainer: ScoreTrainer, train: list[ScoreRow], held_out: list[ScoreRow]) -> ScoreFacts:
         some = train[:: -(-len(train) // SCALE_ROWS)]
         scores = [score for pair in trainer.scores(some) for score in pair]
-        facts: dict[str, Any] = {
+        facts: ScoreFacts = {
             "objective": self.recipe.objective,
             "architecture": self.recipe.architecture,
             "base_model": self.context.base_model,
@@ -345,20 +353,17 @@ class ScoreCollator:
     pad: int
     strategy: Strategy = Strategy.STOCK
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        sides = [("ids", "prompt"), ("other_ids", "other_prompt")]
-        if all(row["ids"] == row["other_ids"] for row in rows):
-            sides = sides[:1]
-        texts = [row[ids] for ids, _ in sides for row in rows]
-        batch: dict[str, Any]
+    def __call__(self, rows: list[ScoreRow]) -> dict[str, torch.Tensor]:
+        sides = [(row["ids"], row["prompt"]) for row in rows]
+        if any(row["ids"] != row["other_ids"] for row in rows):
+            sides += [(row["other_ids"], row["other_prompt"]) for row in rows]
+        texts = [ids for ids, _ in sides]
+        batch: dict[str, torch.Tensor]
         if self.strategy is Strategy.STOCK:
             batch = pad_batch(texts, self.pad)
         else:
-            starts = [row[prompt] for _, prompt in sides for row in rows]
-            prompts = [ids[:start] for ids, start in zip(texts, starts, strict=True)]
-            answers = [
-                completion_with_end(ids[start:], self.pad) for ids, start in zip(texts, starts, strict=True)
-            ]
+            prompts = [ids[:start] for ids, start in sides]
+            answers = [completion_with_end(ids[start:], self.pad) for ids, start in sides]
             batch = {"packed": pack(prompts, answers, pad_token_id=self.pad)}
         batch["target"] = torch.tensor([row["target"] for row in rows])
         return batch
@@ -372,7 +377,6 @@ def scores_read(model: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
     """transformers' trainer with the three objectives."""
 
-    method = "reward_model"
     objective: str
 
     def settle(self, context: RunContext[RewardModelRecipe], policy: LoadedPolicy) -> None:
@@ -394,7 +398,9 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
         stock = inner.forward
 
         @functools.wraps(type(inner).forward)
-        def forward(_: object, *args: object, packed: PackedBatch | None = None, **kwargs: object) -> Any:
+        def forward(
+            _: object, *args: object, packed: PackedBatch | None = None, **kwargs: object
+        ) -> SequenceClassifierOutput:
             if packed is None:
                 return stock(*args, **kwargs)
             hidden = packed_hidden(inner, packed, strategy_of(inner))
@@ -404,8 +410,12 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
         inner.forward = types.MethodType(forward, inner)
 
     def compute_loss(
-        self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, **_: object
-    ) -> Any:
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        **_: object,
+    ) -> torch.Tensor | tuple[torch.Tensor, dict[str, torch.Tensor]]:
         inputs = dict(inputs)
         target = inputs.pop("target")
         scores = model(**inputs).logits[:, 0].float()
@@ -427,12 +437,16 @@ class ScoreTrainer(TokenizedTrainerMixin, transformers.Trainer):
                 logs |= {prefix + name: statistics.fmean(values) for name, values in noted.items()}
         super().log(logs, start_time)
 
-    def prediction_step(self, model: torch.nn.Module, inputs: Any, *_: object, **__: object) -> Any:
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], *_: object, **__: object
+    ) -> tuple[torch.Tensor, None, None]:
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
-            return self.compute_loss(model, inputs).detach(), None, None
+            loss = self.compute_loss(model, inputs)
+        assert isinstance(loss, torch.Tensor)  # its outputs are not asked for
+        return loss.detach(), None, None
 
-    def scores(self, rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    def scores(self, rows: Sequence[ScoreRow]) -> list[tuple[float, float]]:
         """The head's numbers for each row's response and for the other of its pair, the same where there is none.
 
         In batches and on packed rows, as they are trained.

@@ -9,14 +9,13 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from peft import PeftModel
-from peft.utils.constants import DUMMY_TARGET_MODULES
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
@@ -42,6 +41,20 @@ HEADS = ("score", "classifier")
 """Names of a score head: in causal models, in encoders."""
 
 
+class ScoreFacts(TypedDict, total=False):
+    """Facts stored beside a reward model's weights; `mean` and `std` are those of the training responses' scores."""
+
+    objective: str
+    architecture: str
+    base_model: str
+    base_model_hash: str
+    agent: str
+    max_length: int
+    mean: float
+    std: float
+    held_out: dict[str, Any]
+
+
 class RewardModel:
     """A trained reward model: `score` for PPO, GRPO and the engine, `scores` for raw numbers.
 
@@ -49,7 +62,7 @@ class RewardModel:
     """
 
     def __init__(
-        self, model: torch.nn.Module, encoder: Encoder, facts: dict[str, Any], hardware: Hardware
+        self, model: torch.nn.Module, encoder: Encoder, facts: ScoreFacts, hardware: Hardware
     ) -> None:
         self.model, self.encoder, self.facts, self.hardware = model, encoder, facts, hardware
 
@@ -77,10 +90,8 @@ class RewardModel:
         found = base_hash(model_located(base), getattr(model.config, "_commit_hash", None))
         base_check(f"the reward model {path}", facts, facts["base_model"], found)
         model = PeftModel.from_pretrained(model, path, use_safetensors=True)
-        if DUMMY_TARGET_MODULES in (model.peft_config["default"].target_modules or ()):
-            model = model.merge_and_unload()  # whole weights take the base's place; nobody asks the base
         model.to(dtype_of(facts["architecture"], hardware)).eval()
-        head_of(model.get_base_model() if isinstance(model, PeftModel) else model).float()
+        head_of(model.get_base_model()).float()
         return cls(model, encoder, facts, hardware)
 
     def scores(self, items: Sequence[tuple[Sequence[Message], str]], batch_size: int = 16) -> list[float]:
@@ -135,7 +146,7 @@ class RewardModel:
 class LinearRewardModel(RewardModel):
     """A `RewardModel` that reads the words and fields of prompt and response (`rl.linear`), without a base model."""
 
-    def __init__(self, policy: LinearPolicy, facts: dict[str, Any], hardware: Hardware) -> None:
+    def __init__(self, policy: LinearPolicy, facts: ScoreFacts, hardware: Hardware) -> None:
         self.facts, self.hardware, self.policy = facts, hardware, policy
 
     def scores(self, items: Sequence[tuple[Sequence[Message], str]], batch_size: int = 16) -> list[float]:
@@ -157,7 +168,7 @@ def dtype_of(architecture: str, hardware: Hardware) -> torch.dtype:
     return torch.float32 if architecture == "encoder" else getattr(torch, hardware.dtype)
 
 
-def backbone_load(base_model: str, architecture: str, hardware: Hardware) -> tuple[Any, Any]:
+def backbone_load(base_model: str, architecture: str, hardware: Hardware) -> tuple[torch.nn.Module, Encoder]:
     """A transformers sequence classifier with one output, and the encoder of its tokenizer."""
     config, encoder, _ = load_shape(base_model, causal=architecture == "causal")
     config.num_labels = 1
@@ -187,7 +198,7 @@ def head_of(model: torch.nn.Module) -> torch.nn.Module:
     return getattr(model, next(name for name in HEADS if hasattr(model, name)))
 
 
-def _as_head(module: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+def _as_head(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """A hook before the head: what comes from a backbone in half precision, in the head's own."""
     return (given[0].to(next(module.parameters()).dtype), *given[1:])
 
@@ -323,7 +334,7 @@ def linear_reward_train(
     )
 
 
-def _rows_with_targets(rows: Sequence[Row], targets: Sequence[float]) -> list[Mapping[str, Any]]:
+def _rows_with_targets(rows: Sequence[Row], targets: Sequence[float]) -> list[Row]:
     """Rows with what people said where the fit looks for it, whatever else they hold."""
     return [
         row if "chosen" in row else {**row, "score": target}
@@ -331,7 +342,7 @@ def _rows_with_targets(rows: Sequence[Row], targets: Sequence[float]) -> list[Ma
     ]
 
 
-def _facts(context: RunContext[RewardModelRecipe]) -> dict[str, Any]:
+def _facts(context: RunContext[RewardModelRecipe]) -> ScoreFacts:
     """Facts of the model's file but the scale of its scores, which is read off them."""
     recipe = context.recipe
     return {

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TypeVar, Unpack
 
 import torch
 from peft import LoraConfig, set_peft_model_state_dict
-from peft.utils.constants import DUMMY_TARGET_MODULES
 from safetensors.torch import load_file
 
 from packed_forward.logps import collate
@@ -20,20 +19,18 @@ from rl.agents import get_agent
 from rl.agents.base import Row
 from rl.recipes.base import SampledRecipe
 from rl.recipes.reward_model import CAUSAL, FACTS
+from rl.rewards.answers import INSIST, inapplicable_reason, reward_with_validity, row_sample
 from rl.rewards.base import RewardFunction, RewardSample
 from rl.rewards.catalogue import AUTO, LEARNED_REWARD, MODEL, rewards_named
-from rl.rewards.formats import reward_with_validity
-from rl.rewards.rows import INSIST, inapplicable_reason, row_sample
 from rl.training.adapter_trainer import AdapterTrainer, SplitT, TrainRows
 from rl.training.chat_template import prompt_messages
 from rl.training.constrained_generation import AnswerForms
 from rl.training.encoding import EncodedResponse, Encoder
-from rl.training.labels import LearnedReward
 from rl.training.policy import LoadedPolicy, matmul
 from rl.training.result import TrainingFailed, TrainingRefused
 from rl.training.reward_scores import RewardModel
 from rl.training.rollout import Rollout
-from rl.training.run import RecipeT, RunOptions
+from rl.training.run import RunOptions
 from rl.training.shared_base import REWARD, SharedBase
 
 
@@ -41,7 +38,7 @@ from rl.training.shared_base import REWARD, SharedBase
 class Prompts:
     """Prompts as tokens, each once, and the rows they came from."""
 
-    rows: list[Mapping[str, Any]]
+    rows: list[Row]
     ids: list[list[int]]
     truncated: int
     duplicates: int
@@ -201,7 +198,7 @@ class Judge:
             [reward_with_validity(mean, one) for mean, one in zip(means, samples, strict=True)], parts
         )
 
-    def _sample(self, row: Mapping[str, Any], rollout: Rollout) -> RewardSample:
+    def _sample(self, row: Row, rollout: Rollout) -> RewardSample:
         return row_sample(
             row, rollout.text, self.agent, tokens=len(rollout.item.response_ids), ended=rollout.ended
         )
@@ -344,18 +341,16 @@ class SharedRewardModel(RewardModel):
 
 
 def fits(path: str | Path, base: SharedBase) -> bool:
-    """True if a reward model's checkpoint is a LoRA on just this base, in the precision it is loaded in, and the policy
-    is one, too: layers hold either LoRAs or whole copies."""
+    """True if a reward model's checkpoint is a LoRA on just this base, in the precision it is loaded in."""
     try:
         facts = json.loads((Path(path) / FACTS).read_text("utf-8"))
         if facts.get("architecture") != CAUSAL:
             return False
-        config = LoraConfig.from_pretrained(path)
+        LoraConfig.from_pretrained(path)
     except (OSError, ValueError, TypeError):
         return False  # RewardModel.load says what is wrong with it
     same = facts.get("base_model") == base.policy.base_model
-    as_lora = not base.recipe.whole and DUMMY_TARGET_MODULES not in (config.target_modules or ())
-    return same and as_lora and base.policy.quantization == "none"
+    return same and base.policy.quantization == "none"
 
 
 def rewards_of(specs: str, base: SharedBase | None = None) -> list[RewardFunction]:
@@ -376,17 +371,10 @@ def rewards_of(specs: str, base: SharedBase | None = None) -> list[RewardFunctio
                     functions.append(SharedRewardModel(base, path))
                 else:
                     functions.append(RewardModel.load(path))
-            elif name.startswith(f"{LEARNED_REWARD}:"):
-                functions.append(LearnedReward.load(name.removeprefix(f"{LEARNED_REWARD}:")))
-            elif name == AUTO:
+            elif name in (AUTO, LEARNED_REWARD):
                 raise TrainingRefused(
-                    "reward auto is the agent's registered reward model: run the training by command, which finds or "
-                    "trains it, or name a folder with model:FOLDER"
-                )
-            elif name == LEARNED_REWARD:
-                raise TrainingRefused(
-                    "reward learned needs the folder of a label model: learned:FOLDER, or run the training by command, "
-                    "which finds the agent's newest"
+                    f"reward {name} is the agent's reward model: run the training by command, which finds it, or "
+                    "name a folder with model:FOLDER"
                 )
             elif name:
                 # whoever names code_execution here means it; the commands ask the settings first
@@ -396,7 +384,10 @@ def rewards_of(specs: str, base: SharedBase | None = None) -> list[RewardFunctio
     return functions
 
 
-class RewardedTrainer(AdapterTrainer[RecipeT, SplitT]):
+SampledT = TypeVar("SampledT", bound=SampledRecipe)
+
+
+class RewardedTrainer(AdapterTrainer[SampledT, SplitT]):
     """A training of answers that the policy samples and reward functions judge: GRPO and PPO.
 
     Rows are {"prompt": messages, "state": what rewards may need, optional}. Rewards are given as functions (a reward
@@ -408,7 +399,7 @@ class RewardedTrainer(AdapterTrainer[RecipeT, SplitT]):
 
     def __init__(
         self,
-        recipe: RecipeT,
+        recipe: SampledT,
         base_model: str = "bundled",
         *,
         rewards: Sequence[RewardFunction] = (),
@@ -421,7 +412,7 @@ class RewardedTrainer(AdapterTrainer[RecipeT, SplitT]):
         self, policy: LoadedPolicy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
     ) -> TrainRows[Prompts]:
         """The prompts of both splits as tokens, those alone to whose answers a reward applies."""
-        recipe: Any = self.recipe
+        recipe = self.recipe
         note, agent = self.context.note, self.context.agent
         train, held_out = (
             rewardable_prompts(

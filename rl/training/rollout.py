@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import urllib3
 from torch import Tensor
 
+from rl.agents.base import JsonObject
 from rl.training.constrained_generation import AnswerForms, Sampling, generate_tokens
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.policy import LoadedPolicy, adapter_save
@@ -144,7 +144,7 @@ class VllmServer:
             for n, choice in enumerate(choices)
         ]
 
-    def _tokens(self, choice: dict[str, Any]) -> list[int]:
+    def _tokens(self, choice: JsonObject) -> list[int]:
         """A response's tokens with the one that ended it, which some versions leave out."""
         ids = choice.get("token_ids")
         if not isinstance(ids, list):
@@ -157,13 +157,13 @@ class VllmServer:
             ids = [*ids, reason if reason in stops else min(stops)]
         return [int(token) for token in ids]
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, path: str, body: dict[str, object]) -> JsonObject:
         try:
             answer = self.http.request("POST", self.url + path, json=body)
         except urllib3.exceptions.HTTPError as error:
             raise TrainingFailed(
-                f"expected a vLLM server at {self.url}, found none that answers ({error}): start it as docs/cluster.md "
-                f"says, then resume"
+                f"expected a vLLM server at {self.url}, found none that answers ({error}): start it as "
+                "docs/hardware.md says, then resume"
             ) from error
         if answer.status != 200:
             raise TrainingFailed(

@@ -55,6 +55,8 @@ class RunContext(Generic[RecipeT]):
     """`bundled`, a Hugging Face name or a path."""
     output_dir: Path
     agent: str = ""
+    method: str = ""
+    """Its slug, for the files of the policy."""
     hardware: Hardware = field(default_factory=detect)
     listener: TrainListener = field(default_factory=Silent)
     resume: bool = False
@@ -120,16 +122,14 @@ def run_context(
     )
 
 
-def base_load(context: RunContext[Any], *, half: bool = True) -> LoadedPolicy:
+def base_load(context: RunContext[RecipeT], *, half: bool = True) -> LoadedPolicy:
     """The run's base model and tokenizer, with its caches; with `half` false never in float16. Raises
     PolicyLoadError."""
     context.phase("loading the model")
-    hardware = training_hardware(context.hardware, context.recipe)
+    hardware = context.hardware
     if not half and hardware.dtype == "float16":
         hardware = dataclasses.replace(hardware, dtype="float32")
         context.detail("float16 would lose small gradients: the base is loaded in float32")
-    elif hardware.dtype != context.hardware.dtype:
-        context.detail("full fine-tuning trains float32 weights: the base is loaded in float32")
     return load_policy(
         context.base_model,
         hardware=hardware,
@@ -138,18 +138,12 @@ def base_load(context: RunContext[Any], *, half: bool = True) -> LoadedPolicy:
     )
 
 
-def training_hardware(hardware: Hardware, recipe: Recipe) -> Hardware:
-    """The hardware as a run uses it: in full fine-tuning with float32. The copy of the weights is trained in float32,
-    and computes together with the base's embeddings and head, which must be of the same type where it answers."""
-    return dataclasses.replace(hardware, dtype="float32") if recipe.whole else hardware
-
-
-def reference_cache(context: RunContext[Any]) -> RowCache | None:
+def reference_cache(context: RunContext[RecipeT]) -> RowCache | None:
     """Log-probabilities under the base model that earlier runs computed; None where the run keeps no cache."""
     return RowCache(context.cache_dir / "reference.sqlite3") if context.cache_dir is not None else None
 
 
-def folder_prepare(context: RunContext[Any]) -> tuple[Path | None, list[str]]:
+def folder_prepare(context: RunContext[RecipeT]) -> tuple[Path | None, list[str]]:
     """Make the run's folder with its `checkpoints/`; return the checkpoint to go on from (None: start), and notes.
 
     Raises TrainingRefused for a folder that cannot be written, or holds an earlier run's checkpoints while the run does
@@ -183,7 +177,7 @@ def folder_prepare(context: RunContext[Any]) -> tuple[Path | None, list[str]]:
     return None, []
 
 
-def same_run_check(context: RunContext[Any], now: Mapping[str, Any], *, resumed: bool) -> None:
+def same_run_check(context: RunContext[RecipeT], now: Mapping[str, Any], *, resumed: bool) -> None:
     """A resumed run must be the one that was interrupted, or its steps and data order would not be.
 
     `now` says what the run is made of, its `recipe` as a dict of knobs; a new run's `main` process records it. Raises
@@ -214,7 +208,7 @@ def same_run_check(context: RunContext[Any], now: Mapping[str, Any], *, resumed:
 
 
 @contextlib.contextmanager
-def failures_explained(context: RunContext[Any]) -> Iterator[None]:
+def failures_explained(context: RunContext[RecipeT]) -> Iterator[None]:
     """Inside, running out of memory or disk is a TrainingFailed that says what to do; other errors pass."""
     try:
         yield
@@ -288,7 +282,9 @@ class Processes:
         self.state.wait_for_everyone()
 
 
-def run_facts(recipe: Recipe, policy: LoadedPolicy, rows: Sequence[Any], processes: int) -> dict[str, Any]:
+def run_facts(
+    recipe: Recipe, policy: LoadedPolicy, rows: Sequence[object], processes: int
+) -> dict[str, object]:
     """Facts that a resumed run must have in common with the one that began (`same_run_check`)."""
     digest = hashlib.sha256()
     for row in rows:

@@ -6,15 +6,13 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from packed_forward.forward import packed_logps
 from packed_forward.logps import causal_model, collate, head_logits, token_logps
-from packed_forward.packing import NO_CHOICE, allowed_kl, pack
+from packed_forward.packing import NO_CHOICE, Strategy, allowed_kl, pack
 from packed_forward.selection import strategy_select
-from packed_forward.strategies import Strategy
 from rl.agents.base import Message, Row
 from rl.statistics import Difference, mean_interval
 from rl.training.chat_template import prompt_messages, response_text
@@ -219,7 +217,7 @@ def _batch_kl(
     batch = collate(items, policy.tokenizer.pad_token_id)
     reference_policy = reference or policy
 
-    def as_reference() -> contextlib.AbstractContextManager[Any]:
+    def as_reference() -> contextlib.AbstractContextManager[object]:
         return policy.without_adapter() if reference is None else contextlib.nullcontext()
 
     batch = {name: tensor.to(policy.device) for name, tensor in batch.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import trl
@@ -24,6 +24,9 @@ from rl.training.policy import LoadedPolicy
 from rl.training.result import TrainingRefused
 from rl.training.run import reference_cache
 from rl.training.trl_trainer import TokenizedTrainerMixin, forward_settle, trainer_settle
+
+if TYPE_CHECKING:
+    from transformers.modeling_outputs import CausalLMOutput
 
 Reference = dict[tuple[int, ...], float]
 """Tokens of a prompt and its demonstration -> the base's log-probability of the demonstration, nats."""
@@ -122,15 +125,16 @@ def demonstrations_dataset(items: Sequence[EncodedResponse]) -> Dataset:
 class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
     """TRL's trainer on demonstrations that are already tokens."""
 
-    method = "sft"
-
     reference: Reference | None = None
     """Log-probabilities that the distance is measured from; None: it is not logged."""
     micro_tokens: int = 0
     """Most tokens computed at once, padding included; 0 sets no limit."""
 
     def training_step(
-        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """TRL's; a micro-batch above `micro_tokens` in parts of rows of like length, which add up to the same gradient.
 
@@ -148,8 +152,12 @@ class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
         return torch.stack(losses).sum()
 
     def compute_loss(
-        self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: object
-    ) -> Any:
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        **kwargs: object,
+    ) -> torch.Tensor | tuple[torch.Tensor, CausalLMOutput]:
         rows = inputs["input_ids"], inputs["attention_mask"].bool(), inputs["labels"] != -100
         loss = super().compute_loss(model, inputs, return_outputs, **kwargs)
         value = loss[0] if return_outputs else loss
@@ -165,7 +173,7 @@ class _SFTTrainer(TokenizedTrainerMixin, trl.SFTTrainer):
         ids: torch.Tensor,
         fed: torch.Tensor,
         completion_mask: torch.Tensor,
-        items: Any,
+        items: torch.Tensor | None,
     ) -> None:
         """Log the demonstrations' log-ratio to the base: all of it per demonstration, and per token."""
         tokens = int(completion_mask.sum())

@@ -9,25 +9,26 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from peft import get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from packed_forward.forward import packed_hidden
+from packed_forward.forward import graphs_use, packed_hidden
 from packed_forward.logps import causal_model, collate, head_logps, spread
-from packed_forward.packing import NO_CHOICE, AllowedTokens, PackedBatch, pack
+from packed_forward.packing import NO_CHOICE, AllowedTokens, PackedBatch, Strategy, pack
 from packed_forward.selection import strategy_select
-from packed_forward.strategies import Strategy
 from rl.recipes import PPORecipe
 from rl.training.adapter_trainer import lora_config_of, weights_begin
 from rl.training.encoding import EncodedResponse
 from rl.training.policy import LoadedPolicy, adapter_save, lora_config
 from rl.training.result import TrainingRefused, checkpoint_seal
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 POLICY = "default"
 """Adapter of the policy. PEFT's own name for the one that is written at the top of a saved folder."""
@@ -87,8 +88,8 @@ class MicroBatch:
 class SharedBase:
     """A loaded base with the policy's adapter, the value's adapter and its head.
 
-    `value_backbone="adapter"` gives the value a LoRA of its own, in full fine-tuning a copy of the weights: the critic
-    learns what it likes about the text, and the policy is moved by its own loss alone. `"shared"` puts the value's head
+    `value_backbone="adapter"` gives the value a LoRA of its own: the critic learns what it likes about the text, and
+    the policy is moved by its own loss alone. `"shared"` puts the value's head
     on the policy's trunk, which saves a forward and a backward and is another algorithm: the value loss then moves the
     policy's weights too.
 
@@ -110,9 +111,7 @@ class SharedBase:
             if recipe.has_adapter_reference:
                 reference_add(self.model, POLICY)
             if recipe.value_backbone == "adapter":
-                # the modules of a whole copy are named by the policy's, as the base's now have adapters in their names
-                value = self.model.peft_config[POLICY] if recipe.whole else lora_config(recipe, base)
-                self.model.add_adapter(VALUE, value)
+                self.model.add_adapter(VALUE, lora_config(recipe, base))
         policy.model = self.model
         self.value_head = nn.Linear(base.config.get_text_config().hidden_size, 1, device=policy.device)
         nn.init.zeros_(self.value_head.weight)  # before the first step every state is worth nothing
@@ -127,16 +126,12 @@ class SharedBase:
 
     def settle(self) -> None:
         """Look for layers with adapters again, after one was added from outside."""
-        self._layers = [
-            module
-            for module in self.model.modules()
-            if isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
-        ]
+        self._layers = [module for module in self.model.modules() if isinstance(module, BaseTunerLayer)]
 
     # --- Who speaks -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def speaking_as(self, adapter: str | None) -> Iterator[Any]:
+    def speaking_as(self, adapter: str | None) -> Iterator[PeftModel]:
         """Inside, the causal model computes with this adapter, or as the bare base for None; yields the model.
 
         PEFT's own switches also change which parameters are trained: `set_adapter` and `disable_adapter` freeze the
@@ -167,6 +162,7 @@ class SharedBase:
         with self.speaking_as(POLICY):
             choice = strategy_select(self.policy, items, gradients=True)
         self.strategy = choice.strategy
+        graphs_use(causal_model(self.policy.model))
         return f"forward {choice.strategy}: {choice.reason}"
 
     def micro_batch(self, rows: list[int], items: Sequence[EncodedResponse]) -> MicroBatch:
@@ -226,7 +222,7 @@ class SharedBase:
 
 def adapter_of(parameter: str) -> str | None:
     """The adapter a parameter's name belongs to; None for the base's own."""
-    found = re.search(r"\.(?:lora_\w+|modules_to_save)\.(\w+)(?:\.|$)", parameter)
+    found = re.search(r"\.lora_\w+\.(\w+)(?:\.|$)", parameter)
     return found[1] if found else None
 
 
@@ -331,7 +327,7 @@ def _tensors(base: SharedBase, optimizer: torch.optim.Optimizer) -> dict[str, to
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in _trainable_parameters(base).items():
         tensors[f"weight/{name}"] = parameter.detach().contiguous()
-        moments: dict[str, Any] = optimizer.state.get(parameter, {})
+        moments: dict[str, torch.Tensor] = optimizer.state.get(parameter, {})
         for kind, moment in moments.items():
             tensors[f"{kind}/{name}"] = moment.detach().contiguous()
     return tensors

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,18 +22,23 @@ from transformers import (
     TrainingArguments,
 )
 
+from packed_forward.dpo_trainer import install_forward, is_sharded
+from packed_forward.forward import graphs_release, graphs_use
 from packed_forward.lazy_metrics import LazyMetrics, LazyScalar
 from packed_forward.logps import causal_model
+from packed_forward.packing import Strategy
 from packed_forward.selection import StrategyChoice, strategy_select
 from packed_forward.selftest import Head, install
-from packed_forward.strategies import Strategy
-from packed_forward.trl_forward import install_forward, is_sharded
 from rl.recipes.base import AnswerRecipe
 from rl.training.encoding import EncodedResponse
 from rl.training.general import Rehearsal
 from rl.training.policy import LoadedPolicy, adapter_describe, adapter_save
 from rl.training.result import TrainingFailed, TrainListener, checkpoint_is_whole, checkpoint_seal
-from rl.training.run import RunContext, failures_explained
+from rl.training.run import RecipeT, RunContext, failures_explained
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from datasets import Dataset
 
 TRAINING = "training"
 """Name of the phase in which optimiser steps are made."""
@@ -71,15 +76,21 @@ class ListenerCallback(TrainerCallback):
     def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
         self.listener.hold()
 
-    def on_prediction_step(self, args: object, state: TrainerState, *_: object, **kwargs: Any) -> None:
+    def on_prediction_step(
+        self,
+        args: object,
+        state: TrainerState,
+        *_: object,
+        eval_dataloader: torch.utils.data.DataLoader | None = None,
+        **__: object,
+    ) -> None:
         if not self.evaluated:
             self.evaluation_start = time.monotonic()
         self.evaluated += 1
-        loader = kwargs.get("eval_dataloader")
         late = self.evaluation_shown or time.monotonic() - self.evaluation_start > SHOWN_AFTER_S
-        if state.is_world_process_zero and loader is not None and late:
+        if state.is_world_process_zero and eval_dataloader is not None and late:
             self.evaluation_shown = True
-            self.listener.on_phase(EVALUATING, self.evaluated, max(self.evaluated, len(loader)))
+            self.listener.on_phase(EVALUATING, self.evaluated, max(self.evaluated, len(eval_dataloader)))
 
     def on_evaluate(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         if self.evaluation_shown and state.global_step < state.max_steps:
@@ -103,7 +114,12 @@ class ListenerCallback(TrainerCallback):
             control.should_training_stop = True
 
     def on_log(
-        self, args: object, state: TrainerState, control: TrainerControl, logs: Any = None, **_: object
+        self,
+        args: object,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: object,
     ) -> None:
         row = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
         if state.is_world_process_zero and {"loss", "eval_loss", "eval_reward"} & set(row):
@@ -118,7 +134,7 @@ def _evaluation_missing(args: TrainingArguments, state: TrainerState) -> bool:
     )
 
 
-Randomness = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
+Randomness = tuple[tuple[Any, ...], Any, torch.Tensor, list[torch.Tensor]]
 """States of the generators of Python, numpy, torch and each CUDA device."""
 
 
@@ -179,7 +195,7 @@ DPO's loss adds the chosen responses' likelihood and is raised by overconfidence
 response comes first."""
 
 
-def best_evaluation(log: Sequence[Mapping[str, Any]], metric: str = LOSS) -> tuple[int, int]:
+def best_evaluation(log: Sequence[Mapping[str, float]], metric: str = LOSS) -> tuple[int, int]:
     """The step of the first of the best evaluations in a log, and how many evaluations followed it; (0, 0) without
     any. A later evaluation of the same step stands for it."""
     values = {int(row["step"]): float(row[metric]) for row in log if metric in row}
@@ -226,7 +242,6 @@ def strategy_apply(
     trainer: Trainer,
     items: Sequence[EncodedResponse],
     head: Head | None = None,
-    first: Strategy = Strategy.LAST_LAYER,
 ) -> StrategyChoice:
     """Find how packed rows can be computed in a run, on its own `items`, prepare the model for it and note it."""
     policy: LoadedPolicy = trainer.policy
@@ -239,16 +254,19 @@ def strategy_apply(
             Strategy.STOCK, "its weights are sharded, and only its own forward gathers them", {}
         )
     else:
-        choice = strategy_select(policy, items, gradients=True, head=head, first=first)
+        choice = strategy_select(policy, items, gradients=True, head=head)
+    if trainer.args.world_size == 1:
+        graphs_use(causal_model(policy.model), trainer.context.note)
     policy.strategy = choice.strategy
     policy.strategy_max_tokens = max(len(item.prompt_ids) + len(item.response_ids) for item in items)
     return choice
 
 
-def trainer_settle(trainer: Trainer, policy: LoadedPolicy, context: RunContext[Any]) -> None:
+def trainer_settle(trainer: Trainer, policy: LoadedPolicy, context: RunContext[RecipeT]) -> None:
     """Apply what TRL's constructors have no arguments for: float32 LoRA, its dropout, the listener; no printing."""
     context.phase("testing the fast path")
-    trainer.policy, trainer.agent = policy, context.agent
+    trainer.policy, trainer.context = policy, context
+    trainer.agent, trainer.method = context.agent, context.method
     policy.model = trainer.model
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:  # TRL makes a 4-bit model's LoRA bfloat16, too coarse for small steps
@@ -263,7 +281,7 @@ def trainer_settle(trainer: Trainer, policy: LoadedPolicy, context: RunContext[A
     if context.recipe.checkpoints == "epoch":
         trainer.add_callback(EpochCheckpoints(trainer, context))
     if isinstance(context.recipe, AnswerRecipe) and context.recipe.general_weight > 0:
-        trainer.rehearsal = rehearsal_begin(trainer, policy, context)
+        trainer.rehearsal = rehearsal_begin(trainer, policy, context, context.recipe)
     trainer.add_callback(ListenerCallback(trainer, context.listener))
     if context.deadline is not None:
         trainer.time_limit = TimeLimit(context.deadline, context.recipe.minutes)
@@ -272,10 +290,9 @@ def trainer_settle(trainer: Trainer, policy: LoadedPolicy, context: RunContext[A
 
 
 def rehearsal_begin(
-    trainer: Trainer, policy: LoadedPolicy, context: RunContext[AnswerRecipe]
+    trainer: Trainer, policy: LoadedPolicy, context: RunContext[RecipeT], recipe: AnswerRecipe
 ) -> Rehearsal | None:
     """The rehearsal of general prompts that a recipe asks for; None, with a note, where weights are sharded."""
-    recipe = context.recipe
     if is_sharded(trainer):
         context.note("general prompts are not rehearsed: the model's weights are sharded over processes")
         return None
@@ -290,7 +307,7 @@ EPOCHS = "epochs"
 class EpochCheckpoints(TrainerCallback):
     """Saves the adapter after each whole epoch, complete as a finished one is; nothing removes it."""
 
-    def __init__(self, trainer: Trainer, context: RunContext[Any]) -> None:
+    def __init__(self, trainer: Trainer, context: RunContext[RecipeT]) -> None:
         self.trainer, self.context = trainer, context
 
     def on_epoch_end(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
@@ -302,7 +319,7 @@ class EpochCheckpoints(TrainerCallback):
         if state.is_world_process_zero:
             folder = Path(self.context.output_dir) / EPOCHS / f"epoch-{epoch}"
             adapter_save(
-                trainer.policy, folder, agent=self.context.agent, method=trainer.method, weights=weights
+                trainer.policy, folder, agent=self.context.agent, method=self.context.method, weights=weights
             )
 
 
@@ -318,11 +335,11 @@ class TokenizedTrainerMixin:
     model: torch.nn.Module
     args: TrainingArguments
     state: TrainerState
-    accelerator: Any
-    train_dataset: Any
-    eval_dataset: Any
-    _metrics: dict[str, dict[str, list[Any]]]
-    _total_train_tokens: Any
+    accelerator: Accelerator
+    train_dataset: Dataset
+    eval_dataset: Dataset | None
+    _metrics: dict[str, dict[str, list[float | LazyScalar]]]
+    _total_train_tokens: torch.Tensor | int
 
     listener: TrainListener | None = None
     """Listener of the phases outside the steps; None in further processes of a launch."""
@@ -347,7 +364,7 @@ class TokenizedTrainerMixin:
     def create_model_card(self, *args: object, **kwargs: object) -> None:
         """Write none: the adapter is not a model to publish."""
 
-    def _prepare_dataset(self, dataset: Any, *args: object, **kwargs: object) -> Any:
+    def _prepare_dataset(self, dataset: Dataset, *args: object, **kwargs: object) -> Dataset:
         return dataset
 
     def token_rows(self, *columns: str) -> list[EncodedResponse]:
@@ -359,7 +376,7 @@ class TokenizedTrainerMixin:
             for column in columns
         ]
 
-    def evaluate(self, *args: object, **kwargs: object) -> Any:
+    def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
         """TRL's, which a stop request may interrupt."""
         with self.interruptible():
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
@@ -404,7 +421,10 @@ class TokenizedTrainerMixin:
         return next((watcher.reason for watcher in watchers if watcher is not None and watcher.reason), "")
 
     def training_step(
-        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """TRL's, after the step's general prompts, whose gradient stands in the weights when that of the first
         micro-batch comes: a wrapper that averages gradients over processes averages it too."""
@@ -464,7 +484,7 @@ class TokenizedTrainerMixin:
             checkpoint_seal(path)
 
 
-def train_stoppable(trainer: Trainer, context: RunContext[Any], checkpoint: Path | None) -> None:
+def train_stoppable(trainer: Trainer, context: RunContext[RecipeT], checkpoint: Path | None) -> None:
     """Make the trainer's steps, from a checkpoint where there is one. A stop request keeps the last whole step as a
     checkpoint, and returns. Raises KeyboardInterrupt where no step was made, or all of them, and TrainingFailed.
     """
@@ -480,6 +500,8 @@ def train_stoppable(trainer: Trainer, context: RunContext[Any], checkpoint: Path
             randomness_restore(randomness)
             trainer._save_checkpoint(trainer.model, None)
         return
+    finally:
+        graphs_release(causal_model(trainer.model))
     if not trainer.was_stopped:
         context.listener.release()
 

@@ -22,12 +22,9 @@ from rl.agents.base import Agent
 from rl.agents.inference import InferredAgent
 from rl.base_models.service import addition_of, agent_base_model, base_model_choices, base_model_set
 from rl.base_models.sources import SourceRefused
-from rl.charts.intervals import SIDE, calibration_dots
 from rl.datasets.gate_distance import MAX_COUNT
 from rl.datasets.reward_records import RewardsRefused, reward_summary, rewards_calculate
-from rl.gates.headlines import share_of
-from rl.jobs.base_models import base_model_add_dispatch
-from rl.jobs.label import label_model_summary
+from rl.jobs.child_process import base_model_add_dispatch
 from rl.models import (
     AgentDefinition,
     GateSettings,
@@ -35,9 +32,9 @@ from rl.models import (
     Policy,
     RewardSettings,
 )
-from rl.models.learning import learner_settings
 from rl.registry.checklist import gate_checklists, policy_verdict
-from rl.selectors import agent_overview
+from rl.selectors import agent_cards, agent_overview
+from rl.views.runs import step_next
 
 SETTINGS: tuple[tuple[type[Model], str, str], ...] = (
     (AgentSettings, "agent", "Collecting and rating"),
@@ -57,21 +54,24 @@ def agent(request: HttpRequest, slug: str) -> HttpResponse:
         raise Http404(f"no agent {slug}")
     champion, waiting = overview.champion, overview.waiting
     may_see = request.user.has_perm("rl.view_policy")
-    judged = waiting or champion
+    judged = champion if champion and champion.has_files else waiting or champion
+    card = next((one for one in agent_cards() if one.facts.slug == slug), None)
     schema = overview.agent.response_schema()
     context = {
         **{field.name: getattr(overview, field.name) for field in fields(overview)},
         "slug": slug,
         "checks": gate_checklists(waiting, [Policy.Stage.CHAMPION]) if waiting and may_see else [],
         "origin": _origin(overview.agent, overview.is_defined),
-        "learner": learner_settings(slug),
         "verdict": policy_verdict(judged) if judged and may_see else None,
         "policy": judged,
+        "newer": policy_verdict(waiting) if waiting and waiting != judged and may_see else None,
+        "card": card,
+        "next": step_next(card) if card else None,
+        "live": card is not None and card.works,
         "schema": json.dumps(schema, ensure_ascii=False, indent=2) if schema else "",
         "inferred": isinstance(overview.agent, InferredAgent),
         "example": _example(overview.agent),
         "rewards": reward_summary(slug),
-        "labels": _labels(slug),
         "settings": _settings(request, slug),
         "base": agent_base_model(slug),
         "addition": addition_of(agent_base_model(slug).name),
@@ -146,29 +146,13 @@ def _origin(found: Agent, defined: bool) -> str:
     return "no definition: free text"
 
 
-def _example(found: Agent) -> dict[str, Any] | None:
+def _example(found: Agent) -> dict[str, object] | None:
     """The first made-up scenario: what is asked, and an answer it could give."""
     scenario = next(iter(found.scenarios()), None)
     if scenario is None or found.slug not in AGENTS:
         return None
     question = found.render(scenario.state)[-1]["content"]
     return {"asked": question, "answer": next(iter(found.candidates(scenario.state)), "")}
-
-
-def _labels(slug: str) -> dict[str, Any] | None:
-    """Suggested ratings with their calibration curve; None where none was ever made."""
-    labels = label_model_summary(slug)
-    if not labels["figures"]:
-        return None
-    return {
-        **labels,
-        "dots": calibration_dots(labels["figures"]["curve"]),
-        "side": SIDE,
-        "settled": labels["accepted"] + labels["agreed"] + labels["overruled"],
-        "accepted_text": share_of(labels, "accepted_share"),
-        "right_text": share_of(labels, "right_share"),
-        "accuracy": share_of(labels["figures"], "accuracy"),
-    }
 
 
 def _settings(request: HttpRequest, slug: str) -> list[dict[str, Any]]:
@@ -198,7 +182,7 @@ def _change_counts(row: Model, column: str) -> list[tuple[str, str]]:
     ]
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     """A setting's value as words: `solved (good 1, bad 0), minutes (good 5, bad 60)`."""
     if isinstance(value, bool):
         return "yes" if value else "no"

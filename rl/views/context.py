@@ -1,24 +1,118 @@
-"""What rl adds to pages of others: the guided start in the navigation, a decision's reward and policy."""
+"""What rl adds to every page: the navigation, the work in the background, a decision's reward and policy."""
 
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
+from django.db.models import Q
 from django.http import HttpRequest
 from django.urls import reverse
 
 from feedback.cache import TTLCache
 from feedback.explorer.decision_facts import Link, LinkedFacts, RewardComponent
-from rl.models import Policy, RewardRecord
-from rl.selectors import loop_closed
+from feedback.storage.problem_rows import problems
+from rl.models import Policy, RewardRecord, TrainingRun
+from rl.selectors import run_eta_s
 
-_closed_cache: TTLCache[bool] = TTLCache()
+_works_cache: TTLCache[list[Work]] = TTLCache()
+_problems_cache: TTLCache[int] = TTLCache()
+WORKS_SHOWN = 3
+"""Most runs in the strip below the bar."""
 
 
-def guided_start(request: HttpRequest) -> dict[str, Any]:
-    """`loop_open`, asked of the database only where a template reads it: true until an agent has had a champion."""
-    return {"loop_open": lambda: not _closed_cache.get("closed", loop_closed)}
+@dataclass(frozen=True)
+class Section:
+    """An entry of the bar on top: its page, who sees it, and the other pages below it."""
+
+    title: str
+    page: str
+    permission: str
+    below: str = ""
+
+
+SECTIONS = (
+    Section(
+        "Start", "start", "feedback.change_agentsettings", "start-connect start-key start-bring start-take"
+    ),
+    Section("Rate", "rate", "feedback.add_rating", "pairs"),
+    Section(
+        "Decisions",
+        "decisions",
+        "feedback.view_decision",
+        "decision import imports import-one import-undo export decisions-withdraw",
+    ),
+    Section("Runs", "runs", "feedback.add_rating", "run runs-compared"),
+    Section(
+        "Policies",
+        "policies",
+        "rl.view_policy",
+        "policy policies-compared policy-answers upstreams savings",
+    ),
+    Section("Experiments", "experiments", "rl.view_experiment", "experiment experiment-new"),
+    Section("Agreement", "agreement", "feedback.view_decision"),
+    Section("Problems", "problems", "feedback.view_decision"),
+)
+
+
+@dataclass(frozen=True)
+class NavigationItem:
+    """An entry of the bar as one person sees it on one page."""
+
+    title: str
+    url: str
+    current: bool = False
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run at work, waiting for a worker, or with a follow-up, and the seconds it still needs if that is known."""
+
+    run: TrainingRun
+    eta_s: float | None
+
+
+def frame(request: HttpRequest) -> dict[str, object]:
+    """What the frame of every page reads: its navigation and the work in the background. Asked of the database only
+    where a template reads it."""
+    return {"navigation": lambda: navigation(request), "at_work": lambda: at_work(request)}
+
+
+def navigation(request: HttpRequest) -> list[NavigationItem]:
+    """The bar on top. Problems are an entry only where there are any."""
+    match, user = request.resolver_match, request.user
+    here = match.url_name if match and not match.namespace else ""
+    items = [
+        NavigationItem(
+            one.title, reverse(one.page), here in (one.page, *one.below.split()), _count_of(one.page)
+        )
+        for one in SECTIONS
+        if user.has_perm(one.permission)
+    ]
+    shown = [one for one in items if one.title != "Problems" or one.count or one.current]
+    if user.is_authenticated and user.is_staff:
+        in_admin = match is not None and match.namespace == "admin"
+        shown.append(NavigationItem("Admin", reverse("admin:index"), in_admin))
+    return shown
+
+
+def _count_of(page: str) -> int:
+    return _problems_cache.get("all", lambda: problems().count()) if page == "problems" else 0
+
+
+def at_work(request: HttpRequest) -> list[Work]:
+    """Runs in the background, for those who may see runs."""
+    return _works_cache.get("all", _works) if request.user.has_perm("feedback.add_rating") else []
+
+
+def _works() -> list[Work]:
+    status = TrainingRun.Status
+    followed = Q(status=status.SUCCEEDED, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
+    found = TrainingRun.objects.filter(Q(status__in=[status.QUEUED, status.RUNNING]) | followed)
+    rows = found.defer("recipe", "libraries", "hardware").order_by("-pk")[:WORKS_SHOWN]
+    return [Work(run, run_eta_s(run)) for run in rows]
 
 
 def facts_of(decision: uuid.UUID, policy: str) -> LinkedFacts:

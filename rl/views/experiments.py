@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import messages
+from django.contrib.auth.decorators import login_required, permission_required
 from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods
 
 from backend.http import button, page
-from rl.experiments.results import experiment_verdict, results_cached
-from rl.experiments.schedule import winner_promote
-from rl.experiments.summary import VERDICTS, summarize
+from rl.evaluation.judging import PROMPTS
+from rl.experiments.results import Results, results_cached
+from rl.experiments.schedule import ramp_next, winner_promote
+from rl.experiments.summary import VERDICTS, effect_text, summarize
 from rl.experiments.traffic import (
     ANSWERING,
     ExperimentRefused,
@@ -26,16 +30,17 @@ from rl.experiments.traffic import (
     policies_eligible,
     ramps_remaining,
 )
-from rl.models import Experiment
+from rl.models import Experiment, JudgingRound
 from rl.recipes.experiment_metrics import METRICS
 from rl.registry import service as registry
+from rl.serving.shadow import challenger_of, shadow_figures
 from rl.statistics.assignment import RAMP
 
 PER_PAGE = 30
 READ, CHANGE = "rl.view_experiment", "rl.change_experiment"
 
 
-def _experiment_or_404(**by: Any) -> Experiment:
+def _experiment_or_404(**by: object) -> Experiment:
     experiment = experiments_with_arms().filter(**by).first()
     if experiment is None:
         raise Http404("no such experiment")
@@ -45,6 +50,11 @@ def _experiment_or_404(**by: Any) -> Experiment:
 @page(READ)
 def experiments(request: HttpRequest) -> HttpResponse:
     """Experiments, newest first, those that run with their verdict; `?agent=` and `?page=`."""
+    return _list(request)
+
+
+def _list(request: HttpRequest, *, making: bool = False) -> HttpResponse:
+    """The list, with the form of a new one above it; making: the form is unfolded, with what was typed."""
     rows = experiments_with_arms()
     if agent := request.GET.get("agent"):
         rows = rows.filter(agent=agent)
@@ -61,14 +71,16 @@ def experiments(request: HttpRequest) -> HttpResponse:
             "metrics": METRICS.values(),
             "ramps": RAMP,
             "may_change": request.user.has_perm(CHANGE),
+            "making": making or not listed,
+            "given": request.POST,
         },
     )
 
 
 def _verdict(experiment: Experiment) -> tuple[str, str]:
-    if experiment.status == Experiment.Status.DRAFT:
+    if experiment.status == Experiment.Status.DRAFT or experiment.shadow:
         return "", ""
-    verdict = experiment_verdict(results_cached(experiment))
+    verdict = results_cached(experiment).verdict
     return verdict, VERDICTS[verdict]
 
 
@@ -83,6 +95,7 @@ def experiment(request: HttpRequest, pk: int) -> HttpResponse:
             request, "rl/experiment.html", {"experiment": experiment_row, "incomplete": str(refusal)}
         )
     may = request.user.has_perm(CHANGE)
+    shadow = _shadow(experiment_row) if experiment_row.shadow else {}
     return render(
         request,
         "rl/experiment.html",
@@ -97,20 +110,50 @@ def experiment(request: HttpRequest, pk: int) -> HttpResponse:
             if may and experiment_row.status == Experiment.Status.RUNNING
             else [],
             "idle": out_of_service(experiment_row),
+            **_ramp_shown(results),
+            **shadow,
         },
     )
 
 
-@button(CHANGE)
+def _ramp_shown(results: Results) -> dict[str, object]:
+    experiment = results.experiment
+    to = ramp_next(experiment) if experiment.auto_ramp else None
+    loss = None if to is None else results.loss_excluded(to)
+    return {"ramp_to": to, "ramp_loss": None if loss is None else effect_text(-loss, results.rule.metric)}
+
+
+def _shadow(experiment: Experiment) -> dict[str, object]:
+    policy = challenger_of(experiment)
+    rounds = JudgingRound.objects.filter(
+        policy=policy, created_at__gte=experiment.started_at or timezone.now()
+    )
+    return {
+        "shadow": shadow_figures(experiment),
+        "shadow_policy": policy.name,
+        "rounds": rounds.order_by("pk"),
+        "judged_prompts": PROMPTS,
+    }
+
+
+@login_required
+@permission_required(CHANGE, raise_exception=True)
+@require_http_methods(["GET", "HEAD", "POST"])
 def experiment_new(request: HttpRequest) -> HttpResponse:
-    """A draft out of the form's fields."""
+    """The form of a new experiment, and a draft out of its fields."""
+    if request.method != "POST":
+        return _list(request, making=True)
     form = request.POST
     settings: dict[str, Any] = {"ramp": _parse_int(form.get("ramp", "")), "metric": form.get("metric", "")}
     if outcome := form.get("outcome", "").strip():
         settings["metric"] = f"outcome:{outcome}"
-    for name in ("goal", "allocation", "on_win", "group", "hypothesis"):
+    if form.get("shadow", "").strip():
+        settings["shadow"] = _parse_int(form["shadow"]) or 101  # a fault is told as such
+    for name in ("goal", "allocation", "on_win", "group", "hypothesis", "shadow_budget_usd", "not_inferior"):
         if value := form.get(name, "").strip():
             settings[name] = value
+    if form.get("auto_ramp"):
+        settings["auto_ramp"] = True
     try:
         draft = experiment_draft(
             form.get("name", "").strip(),
@@ -121,9 +164,14 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
         )
     except ExperimentRefused as refusal:
         messages.error(request, str(refusal))
-        return redirect("experiments")
+        return _list(request, making=True)
     for arm in arms_of(draft):
-        if arm.policy is not None and not arm.is_control and arm.policy.stage not in ANSWERING:
+        if (
+            arm.policy is not None
+            and not arm.is_control
+            and not draft.shadow
+            and arm.policy.stage not in ANSWERING
+        ):
             messages.error(
                 request,
                 f"{arm.policy.name} is {arm.policy.stage}: promote it to challenger before you start.",

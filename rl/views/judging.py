@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
@@ -18,6 +17,7 @@ from feedback.rating.views import NOTICES, SKIP_LIMIT, SessionIds, wants_card
 from rl.evaluation.judging import round_create, round_dispatch
 from rl.gates.headlines import share_of
 from rl.models import JudgingRound, Policy
+from rl.registry.judge_reports import round_judge_report
 from rl.registry.judging import (
     JudgingRefused,
     ShownPair,
@@ -128,7 +128,7 @@ def _card(
     here = f"{reverse('pairs')}?round={judging.pk}"
     standing = round_standing(judging)
     given = standing.counts.judgements
-    context: dict[str, Any] = {
+    context: dict[str, object] = {
         "round": judging,
         "standing": standing,
         "given": given,
@@ -197,6 +197,7 @@ def judging_round(request: HttpRequest, pk: int) -> HttpResponse:
         "accuracy": share_of({"share": figure}, "share") if share.decided else None,
         "confidence": f"{100 * share.confidence:.3g} %",
         "pairs": judging.pairs.count(),
+        "judge": round_judge_report(judging),
         "examples": pairs_judged(judging)[:EXAMPLES] if ended else [],
         "may_stop": request.user.has_perm(MOVE)
         and not ended

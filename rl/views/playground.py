@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
@@ -161,7 +160,7 @@ def _ids(text: str) -> list[uuid.UUID]:
 
 def _answers(
     answers: Sequence[PlaygroundAnswer], rows: Sequence[Decision], rater: str
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Each answer as the page draws it: its preview, its candidates, the rater's own rating of it."""
     by_id = {row.pk: row for row in rows}
     mine = {
@@ -171,7 +170,7 @@ def _answers(
     rendered_answers = []
     for answer in answers:
         row = by_id.get(answer.decision) if answer.decision else None
-        one: dict[str, Any] = {"policy": answer.policy, "refusal": answer.refusal}
+        one: dict[str, object] = {"policy": answer.policy, "refusal": answer.refusal}
         if row is not None:
             rating: Rating | None = mine.get(row.pk)
             one |= {
@@ -195,7 +194,7 @@ def _unusable(row: Decision) -> str:
     return ""
 
 
-def _probabilities(row: Decision) -> list[dict[str, Any]]:
+def _probabilities(row: Decision) -> list[dict[str, object]]:
     """Candidates with the probability each was drawn with, the likeliest first."""
     found = [
         {

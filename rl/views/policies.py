@@ -7,16 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.http import FileResponse, Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import get_object_or_404, render
 
 from backend.http import button, page, redirect_back
+from feedback.accounts.roles import page_for
 from feedback.selectors import feedback_counts_cached
 from rl.charts.intervals import Forest, ForestLine, forest_of, report_lines
 from rl.datasets.prompt_clusters import near_identical_prompts
 from rl.export.service import ExportOrderRefused, export_forms, opponents, policy_job_place
 from rl.gates.headlines import headline_of, share_of
-from rl.models import BenchmarkResult, Evaluation, Policy, PolicyEvent, RewardModelVersion, TrainingRun
+from rl.gates.report import GateReport
+from rl.models import (
+    Artifact,
+    BenchmarkResult,
+    Evaluation,
+    Policy,
+    PolicyEvent,
+)
 from rl.models.runs import RunRefused
 from rl.registry import service as registry
 from rl.registry.checklist import policy_verdict, promotion_of
@@ -29,6 +38,7 @@ from rl.registry.comparisons import (
     evaluation_newest_paired,
     policy_diff,
 )
+from rl.registry.downloads import artifact_file, downloads_of
 from rl.registry.gate_evidence import (
     benchmark_command,
     benchmark_stale,
@@ -38,7 +48,6 @@ from rl.registry.gate_evidence import (
 )
 from rl.registry.incumbents import incumbent_sync, incumbents_sync
 from rl.registry.judging import round_standing, rounds_of
-from rl.reward_models import service as reward_model_service
 from rl.selectors import (
     policy_ancestors,
     policy_charts,
@@ -68,18 +77,21 @@ def policies(request: HttpRequest) -> HttpResponse:
     agent_rows = [
         {
             "agent": agent,
-            "rows": [_row(policy) for policy in found[:NEWEST]],
+            "rows": shown,
             "charts": policy_charts(found[::-1]),
             "lineage": policy_lineage(agent, found[::-1]),
             "names": [policy.name for policy in found],
             "beside": policy_compared_first(found),
+            "champion": next((one.name for one in found if one.stage == Policy.Stage.CHAMPION), ""),
+            **{f"has_{name}": any(row[name] for row in shown) for name in ("liked", "reward")},
         }
         for agent, found in by_agent.items()
+        for shown in [[_row(policy) for policy in found[:NEWEST]]]
     ]
     return render(request, "rl/policies.html", {"agents": agent_rows, "asked": agent_filter})
 
 
-def _row(policy: Policy) -> dict[str, Any]:
+def _row(policy: Policy) -> dict[str, object]:
     return {
         "policy": policy,
         "liked": share_of(policy.metrics, "liked"),
@@ -100,6 +112,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
         .exclude(verdicts={})
         .first()
     )
+    report = GateReport.read(gate_event.verdicts) if gate_event else None
     may = request.user.has_perm(MOVE)
     siblings = Policy.objects.filter(agent=policy_row.agent).exclude(pk=policy_row.pk).order_by("-pk")
     return render(
@@ -108,11 +121,12 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
         {
             "policy": policy_row,
             "overview": overview,
+            "downloads": downloads_of(overview.artifacts),
             "benchmarks": policy_benchmarks(policy_row),
             "off_policy": off_policy_summary(overview.evaluations),
             "clusters": next(filter(None, map(near_identical_prompts, overview.evaluations)), None),
             "judged": gate_event,
-            "report_lines": report_lines(gate_event.verdicts.get("verdicts", [])) if gate_event else [],
+            "report_lines": report_lines(report.verdicts) if report else [],
             "ancestors": policy_ancestors(policy_row),
             "lineage": policy_lineage(policy_row.agent, policy_relatives(policy_row)),
             "others": list(siblings.values_list("name", flat=True)[:NEWEST]),
@@ -126,6 +140,15 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "export_forms": export_forms(policy_row) if may else {},
         },
     )
+
+
+@page_for("operate")
+def policy_file(request: HttpRequest, name: str, pk: int) -> HttpResponseBase:
+    """An exported file of a policy, as a download."""
+    path = artifact_file(get_object_or_404(Artifact, policy__name=name, pk=pk))
+    if path is None:
+        raise Http404("the exported file is a folder, or is gone")
+    return FileResponse(path.open("rb"), as_attachment=True, filename=path.name)
 
 
 @button(MOVE)
@@ -148,8 +171,8 @@ def policy_follow_up(request: HttpRequest, name: str) -> HttpResponse:
 
 def _moved(
     request: HttpRequest,
-    found: Policy | RewardModelVersion,
-    move: Callable[..., Policy | RewardModelVersion],
+    found: Policy,
+    move: Callable[..., Policy],
     refused: type[Exception],
 ) -> None:
     """Move a version up or down by `move`, and show what that says."""
@@ -345,60 +368,3 @@ def policy_answers(request: HttpRequest, name: str) -> HttpResponse:
         "after": number + 1 if number < len(matches) else None,
     }
     return render(request, "rl/policy_answers.html", context)
-
-
-# --- Reward models ---------------------------------------------------------------------------------------------
-
-
-def _reward_model_row(version: RewardModelVersion) -> dict[str, Any]:
-    return {
-        "version": version,
-        "share": share_of({"ranking": version.ranking}, "ranking"),
-        "words": reward_model_service.ranking_text(version.ranking),
-        "what": reward_model_service.WORDS.get(str(version.ranking.get("what")), "held-out ratings"),
-        "better": reward_model_service.ranks_above_chance(version.ranking),
-    }
-
-
-@page(READ)
-def reward_models(request: HttpRequest) -> HttpResponse:
-    """Every reward model, newest first within its agent; `?agent=`."""
-    rows = RewardModelVersion.objects.order_by("agent", "-pk")
-    if agent_filter := request.GET.get("agent"):
-        rows = rows.filter(agent=agent_filter)
-    return render(
-        request,
-        "rl/reward_models.html",
-        {"rows": [_reward_model_row(row) for row in rows], "asked": agent_filter},
-    )
-
-
-@page(READ)
-def reward_model(request: HttpRequest, name: str) -> HttpResponse:
-    """One reward model: what it ranks right, its files, what learnt from it, history, and the moves."""
-    found = get_object_or_404(RewardModelVersion.objects.select_related("run"), name=name)
-    learners = TrainingRun.objects.filter(agent=found.agent, recipe__reward__icontains=f"model:{found.name}")
-    return render(
-        request,
-        "rl/reward_model.html",
-        {
-            **_reward_model_row(found),
-            "difference": share_of(found.ranking, "difference"),
-            "events": found.events.all()[:100],
-            "learners": [run for run in learners.select_related("policy") if registry_named(run, found)],
-            "moves": list(reward_model_service.MOVES[found.stage]) if request.user.has_perm(MOVE) else [],
-        },
-    )
-
-
-def registry_named(run: TrainingRun, version: RewardModelVersion) -> bool:
-    """True if a run's rewards name this very version, and not one whose name begins with its name."""
-    return f"model:{version.name}" in [spec.strip() for spec in str(run.recipe["reward"]).split(",")]
-
-
-@button(MOVE)
-def reward_model_move(request: HttpRequest, name: str) -> HttpResponse:
-    """Promote or retire; what the registry says is shown."""
-    found = get_object_or_404(RewardModelVersion, name=name)
-    _moved(request, found, reward_model_service.reward_model_move, reward_model_service.RewardModelRefused)
-    return redirect("reward-model", name)

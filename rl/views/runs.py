@@ -1,8 +1,12 @@
-"""Pages of rl: the start page, the runs, and several runs side by side."""
+"""Pages of rl: the start page with each agent's next step, the runs, and several runs side by side."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from django.contrib import messages
 from django.core.paginator import Paginator
@@ -12,7 +16,7 @@ from django.shortcuts import redirect, render
 from backend.http import button, page, redirect_back
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN
-from rl.charts.lines import SLOTS
+from rl.charts.lines import SLOTS, number_text
 from rl.charts.run_figures import overfit_words, run_charts, runs_charts
 from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
 from rl.datasets.examples import EXAMPLE_REASONS
@@ -21,16 +25,267 @@ from rl.gates.headlines import headline_of
 from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic, order_place
 from rl.jobs.lifecycle import run_log_tail
-from rl.jobs.run_diff import runs_diff
 from rl.jobs.stages import stages_of
-from rl.models import TrainingRun
+from rl.models import Policy, TrainingRun
 from rl.models.runs import RunRefused
+from rl.recipes import DATASET_CONFIG
 from rl.registry.checklist import policy_verdict
 from rl.reward_models.service import ranking_text, reward_model_of
-from rl.selectors import agent_cards, run_eta_s, run_get, run_series, runs_newest
-from rl.views.next_step import stations_of, step_next
+from rl.selectors import STOPPED_STATUSES, AgentCard, agent_cards, run_eta_s, run_get, run_series, runs_newest
 
-RUNS_PER_PAGE = 30
+DONE, NOW, OPEN, FAULT = "done", "now", "open", "fault"
+"""Drawn states of a station: passed, being worked at or the next to reach, not reached, stopped there."""
+
+
+@dataclass(frozen=True)
+class Stations:
+    """The state of each station of the loop."""
+
+    decisions: str
+    ratings: str
+    training: str
+    evaluation: str
+    answers: str
+
+
+@dataclass(frozen=True)
+class LoopStep:
+    """Next step of an agent: `kind` is what the page offers for it, `words` why."""
+
+    kind: str
+    """record, rate, train, watch, look, judge or promote"""
+    words: str
+    policy: str = ""
+    """The policy to judge or promote."""
+    may_train: bool = False
+    """True if there is enough to train on and nothing is being trained."""
+
+
+def stations_of(card: AgentCard) -> Stations:
+    """Stations of the loop: those reached, and the first that is not as NOW."""
+    reached = {
+        "decisions": card.counts.decisions > 0,
+        "ratings": card.newest is not None or card.counts.evidence >= feedback_minimum(),
+        "training": card.newest is not None,
+        "evaluation": card.headline is not None,
+        "answers": card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION,
+    }
+    first = next((name for name, done in reached.items() if not done), None)
+    states = {name: DONE if done else NOW if name == first else OPEN for name, done in reached.items()}
+    if card.works:
+        states["training"] = NOW
+    elif card.run is not None and card.run.status in STOPPED_STATUSES:
+        states["training"] = FAULT
+    return Stations(**states)
+
+
+class GuideStep(NamedTuple):
+    """One step of the guided start."""
+
+    key: str
+    title: str
+    state: str
+    """DONE, NOW, OPEN or FAULT."""
+    effect: str
+    """Effect of the step."""
+    takes: str
+    """About how long it takes."""
+
+
+GUIDE = (
+    (
+        "connect",
+        "Connect your app",
+        "Its answers are recorded as decisions; then you rate them.",
+        "two minutes",
+    ),
+    ("rate", "Rate", "A first training needs {needed} ratings.", "5 seconds a rating"),
+    ("train", "Train", "The new policy is then evaluated on held-out prompts.", "a few minutes"),
+    ("compare", "Compare", "The gate says whether the new policy is shown to be better.", "a minute"),
+    ("promote", "Promote", "From then on the champion answers for the agent.", "seconds"),
+    ("ask", "Ask it", "Each answer is recorded as a decision and can be rated in turn.", "seconds"),
+)
+"""Steps of the guided start: key, title, what happens after it, about how long it takes."""
+
+ENOUGH = "There is enough feedback for a first training."
+"""Effect of rating where nothing more is needed."""
+
+
+def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
+    """The guided start as far as this agent has come (None: no agent yet); exactly one step is NOW or FAULT. Read off
+    what is stored, so that who left goes on where they were."""
+    steps_done = dict.fromkeys((step[0] for step in GUIDE), False)
+    fault = ""
+    if card is not None:
+        newest, run = card.newest, card.run
+        champion = card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION
+        trained = newest is not None and not card.works
+        is_evaluated = trained and newest is not None and headline_of(newest.metrics) is not None
+        # between a champion and a newer candidate it is the candidate that is led on
+        answers = champion and (newest == card.policy or newest is None or newest.stage in FINAL_STAGES)
+        steps_done |= {
+            "connect": card.counts.decisions > 0,
+            "rate": newest is not None or card.works or card.counts.evidence >= feedback_minimum(),
+            "train": trained,
+            "compare": is_evaluated or (trained and answers),
+            "promote": trained and answers,
+        }
+        if newest is None and run is not None and run.status in STOPPED_STATUSES:
+            fault = "train"
+    at = next(key for key, done in steps_done.items() if not done)
+    return tuple(
+        GuideStep(
+            key,
+            title,
+            (FAULT if key == fault else NOW) if key == at else DONE if steps_done[key] else OPEN,
+            ENOUGH if key == "rate" and steps_done["rate"] else after.format(needed=feedback_minimum()),
+            takes,
+        )
+        for key, title, after, takes in GUIDE
+    )
+
+
+FINAL_STAGES = (Policy.Stage.REJECTED, Policy.Stage.RETIRED)
+"""Stages of a policy that is led no further."""
+
+
+def step_next(card: AgentCard) -> LoopStep:
+    """The one thing that brings this agent on, and whether it can be trained besides."""
+    enough = card.counts.evidence >= feedback_minimum() and not card.works
+    return replace(_step(card), may_train=enough)
+
+
+def _step(card: AgentCard) -> LoopStep:
+    feedback, newest, run = card.counts.feedback, card.newest, card.run
+    if card.works:
+        waits = run is not None and run.status == TrainingRun.Status.QUEUED
+        return LoopStep("watch", "Its training waits for a worker." if waits else "It is being trained.")
+    if newest is None and not card.counts.decisions:
+        return LoopStep("record", "No decisions are recorded yet.")
+    if newest is None and card.counts.evidence < feedback_minimum():
+        further = feedback_minimum() - card.counts.evidence
+        return LoopStep("rate", f"{further} more {card.noun} are needed for a first training.")
+    if run is not None and run.status in STOPPED_STATUSES:
+        return LoopStep("look", f"The newest training was {run.status}; its page has the reason.")
+    if newest is None and feedback < feedback_minimum():
+        return LoopStep("train", _unrated_source(card))
+    if newest is None:
+        return LoopStep("train", "There are enough ratings for a first training.")
+    if headline_of(newest.metrics) is None:
+        return LoopStep("judge", f"{newest.name} was not evaluated on held-out prompts yet.", newest.name)
+    refused = newest.stage in (Policy.Stage.CANDIDATE, Policy.Stage.REJECTED) and card.gate_refusal
+    if newest.stage == Policy.Stage.CANDIDATE and not refused:
+        return LoopStep("promote", f"{newest.name} is evaluated; promote or reject it.", newest.name)
+    before = f"{newest.name} did not pass the gate: {card.gate_refusal}. " if refused else ""
+    if card.buffer >= card.retrain_threshold:
+        return LoopStep("train", f"{before}{card.buffer:,} {card.noun} are new since the last training.")
+    if not card.learns_by_itself:
+        return LoopStep("rate", f"{before}Rate more, then train again: nothing starts by itself.")
+    return LoopStep(
+        "rate",
+        f"{before}{card.retrain_threshold - card.buffer:,} more {card.noun} until the next training.",
+    )
+
+
+def _unrated_source(card: AgentCard) -> str:
+    """Source of a first training where hardly anybody rates."""
+    counts = card.counts
+    if counts.demonstrations >= feedback_minimum():
+        return f"{counts.demonstrations:,} demonstrations are recorded, enough for a first training."
+    found = " and ".join(f"{count:,} {name}" for name, count in card.evidence)
+    return f"{found} are recorded: calculate the rewards on the agent's page, then train."
+
+
+def feedback_minimum() -> int:
+    """Pieces of feedback below which no training is begun."""
+    return int(DATASET_CONFIG["min_samples"])
+
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """A row of the table: one value per run, in their order."""
+
+    name: str
+    values: list[str]
+
+
+@dataclass(frozen=True)
+class RunsDiff:
+    """Settings that differ, outcomes, and how many facts of the recipes are the same."""
+
+    settings: list[RunDifference]
+    outcomes: list[RunDifference]
+    identical: int
+
+
+def runs_diff(runs: Sequence[TrainingRun], series: Sequence[Mapping[str, object]]) -> RunsDiff:
+    """The diff of runs with their snapshots and policies, and their figures as `run_series` gives them."""
+    facts = [_facts(run) for run in runs]
+    names = list(dict.fromkeys(name for known in facts for name in known))
+    rows = [RunDifference(name, [_text(known.get(name)) for known in facts]) for name in names]
+    differ = [row for row in rows if len(set(row.values)) > 1]
+    results = [_outcomes(run, figures) for run, figures in zip(runs, series, strict=True)]
+    titles = list(dict.fromkeys(name for known in results for name in known))
+    return RunsDiff(
+        settings=differ,
+        outcomes=[RunDifference(name, [known.get(name, NONE) for known in results]) for name in titles],
+        identical=len(rows) - len(differ),
+    )
+
+
+def _facts(run: TrainingRun) -> dict[str, object]:
+    snapshot = run.snapshot
+    facts: dict[str, object] = {
+        "agent": run.agent,
+        "method": run.method,
+        "base model": run.base_model,
+        "preset": run.config,
+    }
+    if snapshot is not None:
+        facts |= {"dataset": f"snapshot {snapshot.pk}, {snapshot.sha256[:12]}"}
+        facts |= {f"rows, {split}": count for split, count in snapshot.counts.items()}
+    facts |= {name: value for name, value in run.recipe.items() if name != "seed"}
+    return facts | {
+        "seed": run.seed,
+        "device": run.hardware.get("device"),
+        "code version": run.code_version,
+        **{f"version of {name}": version for name, version in run.libraries.items()},
+    }
+
+
+def _outcomes(run: TrainingRun, series: Mapping[str, Any]) -> dict[str, str]:
+    outcomes = {"status": str(run.status), "steps": f"{run.steps_done} of {run.steps_total}"}
+    if run.seconds is not None:
+        outcomes["seconds"] = f"{run.seconds:,.0f}"
+    for name, title in (
+        ("loss", "last training loss"),
+        ("eval_loss", "last held-out loss"),
+        ("rewards/accuracies", "last reward accuracy"),
+        ("eval_rewards/accuracies", "last held-out reward accuracy"),
+        ("reward", "last reward"),
+        ("eval_reward", "last held-out reward"),
+    ):
+        if series.get(name):
+            outcomes[title] = number_text(series[name][-1][1])
+    policy = getattr(run, "policy", None)
+    if policy is not None:
+        outcomes["policy"] = f"{policy.name}, {policy.stage}"
+        if (headline := headline_of(policy.metrics)) is not None:
+            interval = f" [{headline.interval}]" if headline.interval else ""
+            outcomes[f"judged: {headline.title.lower()}"] = f"{headline.text}{interval}"
+    return outcomes
+
+
+def _text(value: object) -> str:
+    if value is None or value == "":
+        return NONE
+    return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list, bool)) else str(value)
+
+
+RUNS_PER_PAGE = 25
 
 
 @page(SCOPE_PERMISSIONS["rate"])
@@ -45,12 +300,35 @@ def home(request: HttpRequest) -> HttpResponse:
 
 @page(SCOPE_PERMISSIONS["rate"])
 def runs(request: HttpRequest) -> HttpResponse:
-    """Training runs, newest first; `?agent=` and `?page=`."""
+    """Training runs, newest first; `?agent=`, `?status=`, `?method=` and `?page=`."""
     agent = request.GET.get("agent") or None
     if agent is not None and not re.fullmatch(SLUG_PATTERN, agent):
         raise Http404("no such agent")
-    page = Paginator(runs_newest(agent), RUNS_PER_PAGE).get_page(request.GET.get("page"))
-    return render(request, "rl/runs.html", {"page": page, "agent": agent, "most": SLOTS})
+    every = runs_newest(agent)
+    wanted = {name: value for name in ("status", "method") if (value := request.GET.get(name))}
+    if not all(re.fullmatch(SLUG_PATTERN, value) for value in wanted.values()):
+        raise Http404("no such status or method")
+    page = Paginator(every.filter(**wanted), RUNS_PER_PAGE).get_page(request.GET.get("page"))
+    context = {
+        "page": page,
+        "rows": [(run, _outcome(run)) for run in page],
+        "agent": agent,
+        "wanted": wanted,
+        "agents": TrainingRun.objects.order_by("agent").values_list("agent", flat=True).distinct(),
+        "statuses": TrainingRun.Status.values,
+        "methods": every.order_by("method").values_list("method", flat=True).distinct(),
+        "most": SLOTS,
+    }
+    return render(request, "rl/runs.html", context)
+
+
+def _outcome(run: TrainingRun) -> str:
+    """Outcome of an ended run in a few words; empty if the status says enough."""
+    if policy := getattr(run, "policy", None):
+        found = headline_of(policy.metrics)
+        return f"{found.title} {found.text}" if found else "not evaluated yet"
+    judge = getattr(run, "reward_model", None)
+    return ranking_text(judge.ranking) if judge else ""
 
 
 @page(SCOPE_PERMISSIONS["rate"])
@@ -120,6 +398,8 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "recipe": sorted((name, value) for name, value in run_row.recipe.items() if name != "seed"),
             "eta": run_eta_s(run_row),
             "live": run_row.is_unfinished or run_row.kept_run.is_followed,
+            "may_work": request.user.has_perm("rl.change_policy"),
+            "working": run_row.kept_run.is_followed,
             "may_cancel": run_row.is_unfinished and request.user.has_perm("rl.change_trainingrun"),
             "log": run_log_tail(run_row) if request.user.has_perm("rl.view_trainingrun") else "",
             "libraries": sorted(run_row.libraries.items()),

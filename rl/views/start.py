@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import asdict, dataclass
+from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required, permission_required
-from django.core.files.base import ContentFile
-from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
@@ -20,6 +19,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_safe
 
 from backend.http import button
+from backend.installation import bundled_folder
 from feedback.accounts.authentication import KeyRefused
 from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.cache import StampedCache
@@ -29,6 +29,8 @@ from feedback.transfer.formats.records import FormatRefused
 from feedback.transfer.import_ import DEFAULT_AGENT, ImportRefused, order_import
 from feedback.transfer.uploads import (
     Upload,
+    pasted_file,
+    pasted_text,
     too_large,
     upload_mapped,
     upload_store,
@@ -44,14 +46,12 @@ from rl.registry.comparisons import answers_compared, counts_of, evaluation_newe
 from rl.registry.service import rollback_possible
 from rl.selectors import AgentCard, agent_cards
 from rl.upstreams import UpstreamRefused
-from rl.views.next_step import FAULT, NOW, OPEN, GuideStep, feedback_minimum, guide_of, step_next
+from rl.views.runs import FAULT, NOW, OPEN, GuideStep, feedback_minimum, guide_of, step_next
 from rl.views.upstreams import MAKE_KEYS, agent_connect, app_key_create, connect_context, connecting_agent
 
 OPERATE, MOVE = SCOPE_PERMISSIONS["operate"], "rl.change_policy"
 UPLOAD_KEY, AGENT_KEY = "start_upload", "start_agent"
 """Session keys of the lines that were tried, and the agent it is about."""
-TEXT_CHARACTERS = 1_000_000
-"""Longest text that may be pasted; more comes as a file."""
 EXAMPLE = (
     '{"prompt": "My parcel is late.", "response": "Sorry! It left our depot this morning.", "thumb": "up"}\n'
     '{"prompt": "My parcel is late.", "response": "So what?", "thumb": "down"}'
@@ -72,7 +72,7 @@ def start(request: HttpRequest) -> HttpResponse:
     return _page(request, card)
 
 
-def connect_page(request: HttpRequest, slug: str, *, status: int = 200, **more: Any) -> HttpResponse:
+def connect_page(request: HttpRequest, slug: str, *, status: int = 200, **more: object) -> HttpResponse:
     """The first step for an agent that may have decided nothing yet; an empty slug begins with a new one."""
     cards = {card.facts.slug: card for card in agent_cards(slug)}
     more = {**connect_context(request, slug), "slug": slug, **more}
@@ -103,7 +103,7 @@ def _step_at(steps: tuple[GuideStep, ...]) -> GuideStep:
 
 
 def _page(
-    request: HttpRequest, card: AgentCard | None, *, status: int = 200, step: str = "", **more: Any
+    request: HttpRequest, card: AgentCard | None, *, status: int = 200, step: str = "", **more: object
 ) -> HttpResponse:
     """The page of an agent at its step, or at an earlier one that was asked for."""
     steps = guide_of(card)
@@ -128,7 +128,7 @@ def _page(
     return render(request, "rl/start.html", context, status=status)
 
 
-def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dict[str, Any]:
+def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dict[str, object]:
     """Context of a step's card beyond the agent."""
     if key == "connect" or card is None:
         return {**_bring_context(request, card), **connect_context(request, card.facts.slug if card else "")}
@@ -146,7 +146,7 @@ def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dic
     return {"live": watching, "watching": watching}
 
 
-def _judged_context(policy: Policy) -> dict[str, Any]:
+def _judged_context(policy: Policy) -> dict[str, object]:
     """Wins, losses and ties of a policy, and what the gate to the champion asks for now."""
     evaluation = evaluation_newest_paired(policy)
     checks = promotion_of(policy, may_move=True).checks
@@ -204,7 +204,7 @@ def start_key(request: HttpRequest) -> HttpResponse:
 # --- Rating -------------------------------------------------------------------------------------------------
 
 
-def _rate_context(request: HttpRequest, card: AgentCard) -> dict[str, Any]:
+def _rate_context(request: HttpRequest, card: AgentCard) -> dict[str, object]:
     """The next decision to be rated in place, and the bars above it, which are asked for again while people rate."""
     live = (
         request.headers.get("X-Live") == "1"
@@ -248,7 +248,7 @@ MODELS = (
 )
 
 
-def _model_context(agent: str) -> dict[str, Any]:
+def _model_context(agent: str) -> dict[str, object]:
     """The base models offered, the one the agent is on, and how far its adding is."""
     base = agent_base_model(agent)
     own = (
@@ -268,7 +268,7 @@ def _is_being_added(agent: str) -> bool:
 SECONDS_PER_RATING = 5
 """A rating by a key takes about so long, reading included."""
 
-_plans: StampedCache[dict[str, Any]] = StampedCache()
+_plans: StampedCache[dict[str, object]] = StampedCache()
 
 
 def _plan(card: AgentCard, *, fresh: bool) -> dict[str, Any]:
@@ -281,24 +281,30 @@ def _plan(card: AgentCard, *, fresh: bool) -> dict[str, Any]:
 # --- Bringing decisions -------------------------------------------------------------------------------------
 
 
-def _bring_context(request: HttpRequest, card: AgentCard | None) -> dict[str, Any]:
+def _bring_context(request: HttpRequest, card: AgentCard | None) -> dict[str, object]:
     return {
         "example": EXAMPLE,
         "given": request.POST,
         "bringing": request.GET.get("by") == "lines",
-        "agent_given": request.POST.get("agent", card.facts.slug if card else ""),
+        "sample": sample_rows() if request.GET.get("by") == "sample" else "",
+        "agent_given": request.POST.get("agent", card.facts.slug if card else request.GET.get("name", "")),
     }
+
+
+def sample_rows() -> str:
+    """Sixty tickets of a shop with the queue that a model chose, as a spreadsheet would have them."""
+    return (bundled_folder("static") / "samples/tickets.csv").read_text("utf-8")
 
 
 @csrf_exempt  # the size is looked at before the body is read; _start_bring checks the token
 @never_cache
-def start_bring(request: HttpRequest) -> HttpResponse:
+def start_bring(request: HttpRequest) -> HttpResponseBase:
     """Try pasted lines or a file (or other columns of the one taken), and show what was recognised; stores nothing."""
     return too_large(request) or _start_bring(request)
 
 
-@csrf_protect
 @button(OPERATE)
+@csrf_protect  # reads the body
 def _start_bring(request: HttpRequest) -> HttpResponse:
     if request.POST.get("token"):
         upload = _session_upload(request)
@@ -312,23 +318,11 @@ def _start_bring(request: HttpRequest) -> HttpResponse:
     agent = request.POST.get("agent", "").strip().lower()
     if agent and not re.fullmatch(SLUG_PATTERN, agent):
         return _bring_again(request, "Agent: expected a short name such as support-bot.")
-    text = request.POST.get("text", "").strip()
+    text = pasted_text(request.POST.get("text", ""))
     file = request.FILES.get("file")
     if file is None and not text:
         return _bring_again(request, "Expected lines or a file, found neither: paste some, or choose a file.")
-    if file is None and len(text) > TEXT_CHARACTERS:
-        return _bring_again(
-            request, f"Expected at most {TEXT_CHARACTERS:,} characters of text: choose a file instead."
-        )
-    return _trial_response(request, upload_store(file or _as_file(text), None, agent=agent))
-
-
-def _as_file(text: str) -> UploadedFile:
-    """Pasted lines as a file; one that begins with no JSON is a table, by tabs where its first line has one."""
-    text = text.replace("\r\n", "\n")  # as a form sends them; within a cell they would stand in the prompt
-    first = text.partition("\n")[0]
-    ending = "jsonl" if text[:1] in "[{" else "tsv" if "\t" in first else "csv"
-    return cast(UploadedFile, ContentFile(text.encode(), name=f"pasted.{ending}"))
+    return _trial_response(request, upload_store(file or pasted_file(text), None, agent=agent))
 
 
 def _bring_again(request: HttpRequest, fault: str) -> HttpResponse:
@@ -340,7 +334,7 @@ def _trial_response(request: HttpRequest, upload: Upload, *, fault: str = "") ->
     if not trial.readable:
         uploads_sweep(upload.token)
         return _bring_again(request, trial.fault)
-    request.session[UPLOAD_KEY] = upload.as_dict()
+    request.session[UPLOAD_KEY] = asdict(trial.upload)
     more = {"take_url": reverse("start-take"), "again_url": reverse("start-bring")}
     context = {**trial.context, **more, "other_url": f"{reverse('start')}?agent=&by=lines"}
     return render(request, "rl/start_tried.html", context, status=400 if trial.fault else 200)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from django.contrib import messages
@@ -91,7 +91,7 @@ def upstream_act(request: HttpRequest, name: str) -> HttpResponse:
     return redirect("upstreams")
 
 
-def _page(request: HttpRequest, *, status: int = 200, **more: Any) -> HttpResponse:
+def _page(request: HttpRequest, *, status: int = 200, **more: object) -> HttpResponse:
     rows = [
         {
             "upstream": one,
@@ -151,7 +151,7 @@ def connecting_agent(request: HttpRequest) -> str:
     return slug
 
 
-def connect_context(request: HttpRequest, slug: str) -> dict[str, Any]:
+def connect_context(request: HttpRequest, slug: str) -> dict[str, object]:
     """Context of the step: the choices, or an agent's snippets and its newest decision."""
     champion = champion_of(slug) if slug else None
     hosted = champion is not None and champion.kind == Policy.Kind.HOSTED

@@ -151,7 +151,7 @@ function act(key) {
   const place = stage.querySelector(`[data-goto-key="${CSS.escape(key)}"]`);
   if (place) {
     if (place instanceof HTMLDetailsElement) place.open = true;
-    place.querySelector("select, textarea, input")?.focus();
+    place.querySelector('[name="pick"], select, textarea, input')?.focus();
   }
   return Boolean(place);
 }

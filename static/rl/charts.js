@@ -4,7 +4,12 @@
 (() => {
   const charts = new Map(); // slug -> { plot, host, data, figure }
   const sync = uPlot.sync("steps");
-  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // a colour of the style sheet, of light or dark as the page is now: an element of that colour says which
+  const probe = document.body.appendChild(document.createElement("i"));
+  const color = (name) => {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color;
+  };
   const whole = [1, 2, 5].map((digit) => [0, 1, 2, 3, 4, 5, 6].map((power) => digit * 10 ** power)).flat().sort((a, b) => a - b);
 
   const exponent = (value) => value.toExponential().replace("e+", "e");
@@ -55,11 +60,11 @@
     legend: { show: false },
     cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false }, sync: { key: sync.key, scales: ["x", null] } },
     // the whole run between the server's round values; an enlarged stretch by its own values
-    scales: { x: { time: false }, y: { range: (plot, low, high) => (enlarged(chart) && low !== null ? uPlot.rangeNum(low, high, 0.1, true) : [chart.data.low, chart.data.high]) } },
+    scales: { x: { time: false }, y: { distr: chart.data.levels ? 3 : 1, range: (plot, low, high) => (enlarged(chart) && low !== null && !chart.data.levels ? uPlot.rangeNum(low, high, 0.1, true) : [chart.data.low, chart.data.high]) } },
     axes: [
-      { stroke: () => color("--dim"), font: "12px system-ui, sans-serif", size: 34, space: 56, incrs: whole, values: ticks,
+      { stroke: () => color("--dim"), font: "12px Inter, system-ui, sans-serif", size: 34, space: 56, incrs: whole, values: ticks,
         grid: { show: false }, ticks: { stroke: () => color("--line"), size: 4 } },
-      { stroke: () => color("--dim"), font: "12px system-ui, sans-serif", size: 58, space: 36, values: ticks,
+      { stroke: () => color("--dim"), font: "12px Inter, system-ui, sans-serif", size: 58, space: 36, ...(chart.data.levels ? { splits: () => chart.data.levels, filter: (plot, splits) => splits, values: (plot, values) => values.map(text) } : { values: ticks }),
         grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false } },
     ],
     series: [

@@ -1,7 +1,5 @@
 """Bit flips: one bit of each kind of artifact, anywhere in it, is noticed by whoever loads it."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -75,15 +73,24 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(
     sums_write(base, ["base-f16.gguf"])
     exported = write(ratchet_home, "exports/widgets-v1-LoRA.gguf", dice.randbytes(5000))
     Artifact.objects.create(
-        policy=row, format="gguf-lora", path="exports/widgets-v1-LoRA.gguf", bytes=5000, sha256=file_sum(exported)
-    )  # fmt: skip
+        policy=row,
+        format="gguf-lora",
+        path="exports/widgets-v1-LoRA.gguf",
+        bytes=5000,
+        sha256=file_sum(exported),
+    )
     row.base_model_hash = "sha256:0"
     row.save()
     judge = adapter(ratchet_home / "reward_models" / "judge")
     version = RewardModelVersion.objects.create(
-        name="judge", agent="widgets", base_model="bundled", path="reward_models/judge", feedback_count=1,
-        sha256=file_sum(judge / "adapter_model.safetensors"), objective="binary",
-    )  # fmt: skip
+        name="judge",
+        agent="widgets",
+        base_model="bundled",
+        path="reward_models/judge",
+        feedback_count=1,
+        sha256=file_sum(judge / "adapter_model.safetensors"),
+        objective="binary",
+    )
     world()
     snapshot = prepare_training_dataset("helper").snapshot
     assert snapshot is not None
@@ -99,16 +106,27 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(
     (merged / "export.json").write_text(json.dumps({"format": "merged", "files": named}))
 
     loads: list[tuple[Path, Callable[[], object]]] = [
-        *((file, lambda: integrity.adapter_folder(row)) for file in folder.iterdir() if file.name != "sha256.json"),
+        *(
+            (file, lambda: integrity.adapter_folder(row))
+            for file in folder.iterdir()
+            if file.name != "sha256.json"
+        ),
         (exported, lambda: files.files_present(model_of(row))),
         (base / "base-f16.gguf", lambda: files.base_file(Model(BASE, "bundled", "sha256:0"))),
         (judge / "adapter_model.safetensors", lambda: not fault_of(version)),
         (settings.RATCHET_HOME / snapshot.path, lambda: list(snapshot_rows(snapshot))),
         (checkpoint / "optimizer.pt", lambda: checkpoint_is_whole(checkpoint)),
-        *((file, lambda: model_located(str(bundled))) for file in sorted(bundled.iterdir())
-          if file.name not in ("README.md", "sha256.json")),
-        *((file, lambda: sums_check(merged, "x")) for file in sorted(merged.iterdir()) if file.name != "export.json"),
-    ]  # fmt: skip
+        *(
+            (file, lambda: model_located(str(bundled)))
+            for file in sorted(bundled.iterdir())
+            if file.name not in ("README.md", "sha256.json")
+        ),
+        *(
+            (file, lambda: sums_check(merged, "x"))
+            for file in sorted(merged.iterdir())
+            if file.name != "export.json"
+        ),
+    ]
     missed = [miss for file, load in loads for miss in flips(file, load, dice)]
     record_property("tried", FLIPS * len(loads))
     assert missed == []

@@ -1,7 +1,5 @@
 """Fifty raters while PostgreSQL is stopped and started, and at two servers on one folder: stored once, none lost."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading
@@ -71,9 +69,7 @@ print(session.session_key)
 """
 
 
-def test_postgresql_stops_and_starts_while_fifty_people_rate(
-    postgres_url: str, tmp_path: Path, record_property: Told
-) -> None:
+def test_postgresql_stops_while_50_rate(postgres_url: str, tmp_path: Path, record_property: Told) -> None:
     server = Server(fresh_database(postgres_url), tmp_path)
     server.migrate()
     session = server.manage("shell", "--no-imports", "-c", SESSION).split()[-1]

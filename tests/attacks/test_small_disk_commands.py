@@ -1,8 +1,6 @@
 """Commands whose database and data folder lie on a disk that is full or read-only: the path and what to do, in a line;
 what was whole stays."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -21,8 +19,12 @@ def command(server: Server, *arguments: str) -> tuple[int, str]:
     """Exit code and standard error of a command."""
     done = subprocess.run(
         [sys.executable, ROOT / "manage.py", *arguments],
-        env=server.environment, cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=server.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.returncode, done.stderr
 
 

@@ -1,15 +1,14 @@
 """A client of the REST API in tests: JSON in, JSON out, as a key or as a signed-in person."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import User
 from django.http import HttpResponse
 from django.test import Client
 
 from feedback.accounts.authentication import key_create
+from feedback.accounts.roles import role_give
 
 
 class ApiClient:
@@ -32,8 +31,14 @@ class ApiClient:
 def person(name: str, role: str) -> User:
     """A person with a role made by the migration."""
     user = User.objects.create_user(name, password="correct horse battery")
-    user.groups.add(Group.objects.get(name=role))
+    role_give(user, role)
     return user
+
+
+def signed_in(name: str, role: str) -> Client:
+    client = Client()
+    client.force_login(person(name, role))
+    return client
 
 
 def decision_body(**more: Any) -> dict[str, Any]:
@@ -45,6 +50,10 @@ def error_of(response: HttpResponse) -> dict[str, Any]:
     assert response["Content-Type"] == "application/json", response.content[:200]
     body = json.loads(response.content)
     request = getattr(response, "request", None)
+    if request is not None and request["PATH_INFO"] in ("/v1/traces", "/v1/logs"):
+        assert set(body) == {"code", "message"}
+        assert body["message"]
+        return {**body, "code": {16: "unauthorized", 7: "forbidden"}.get(body["code"], body["code"])}
     if request is not None and request["PATH_INFO"] == "/v1/messages":
         assert body.pop("type") == "error"
         assert set(body["error"]) == {"message", "type", "code"}

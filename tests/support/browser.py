@@ -1,7 +1,5 @@
 """A real browser, signed in, and what it is shown."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,10 +17,10 @@ from feedback.services import decision_record
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+ARGUMENTS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
 
 
 @pytest.fixture(scope="module")

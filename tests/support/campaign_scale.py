@@ -1,7 +1,5 @@
 """Scale of the tests that `benchmarks/attack.py` repeats: a few cases in the suite, thousands in the campaign."""
 
-from __future__ import annotations
-
 import os
 
 CAMPAIGN = bool(os.environ.get("RATCHET_ATTACK"))

@@ -20,7 +20,6 @@ import psutil
 from tests.support.server import ROOT, Server
 
 AGENT = "assistant"
-VICTIMS = ("child", "worker", "web", "clock")
 
 GATE = f"""
 from rl.models import GateSettings
@@ -40,18 +39,16 @@ FIRST = 1663
 """Number in the first prompt: of the thirty from there on eight are held out, by their hashes."""
 
 FACTS = """
-import hashlib, json
+import json
 from collections import Counter
-from django.conf import settings
 from feedback.models import Rating
 from rl.models import Learnt, Policy, TrainingRun
-from rl.registry.service import home_path
+from rl.registry.integrity import verify
 trained = Policy.objects.exclude(kind="recorded")
 sums = {p.name: p.adapter_sha256 for p in trained}
-def whole(p):
-    file = home_path(p.adapter_path) / "adapter_model.safetensors"
-    return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == p.adapter_sha256
-done = Learnt.objects.filter(run__status="succeeded").values_list("feedback", flat=True)
+kept = trained.exclude(events__kind="pruned")
+# the candidates of one training are stages of it, and learn from the same ratings
+done = Learnt.objects.filter(run__status="succeeded", run__stage_of=None).values_list("feedback", flat=True)
 champion = trained.filter(stage="champion").first()
 def made(p):
     run = p.run
@@ -64,9 +61,8 @@ print(json.dumps({
     "follow_ups": dict(Counter(TrainingRun.objects.filter(status="succeeded").values_list("follow_up", flat=True))),
     "policies": trained.count(),
     "made": {p.name: made(p) for p in trained.select_related("run__snapshot")},
-    "partial": [p.name for p in trained.exclude(events__kind="pruned") if not whole(p)],
+    "partial": [finding["what"] for finding in verify(kept)["findings"]],
     "champion": champion.name if champion else None,
-    "champion_sha256": champion.adapter_sha256 if champion else None,
     "reasons": sorted(set(TrainingRun.objects.exclude(reason="").values_list("reason", flat=True)))[:20],
     "attempts": sum(TrainingRun.objects.values_list("attempts", flat=True)),
 }))
@@ -93,10 +89,13 @@ class Loop:
         self.server = Server(database_url or f"sqlite:///{home / 'db.sqlite3'}", home)
         (home / "config.yaml").write_text(config)
         self.server.environment |= {
-            "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1",
-            "ENABLE_ONLINE_LEARNING": "true", "RATCHET_BASE_MODEL": str(base_model),
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+            "ENABLE_ONLINE_LEARNING": "true",
+            "RATCHET_BASE_MODEL": str(base_model),
             "RATCHET_CONFIG": str(home / "config.yaml"),
-        }  # fmt: skip
+        }
         self.server.migrate()
         self.server.manage("shell", "--no-imports", "-c", GATE)
         self.key = self.server.key("ingest", "rate", "rate_as", "read", "operate")
@@ -104,12 +103,15 @@ class Loop:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Loop:
+        options = ["--port", str(self.server.port), "--web-workers", "1", "--every", str(self.every)]
         self.process = subprocess.Popen(
-            [sys.executable, *self.program, "serve", "--port", str(self.server.port), "--web-workers", "1",
-             "--every", str(self.every)],
-            env=self.server.environment, cwd=ROOT, stdout=subprocess.DEVNULL,
-            stderr=(self.home / "serve.log").open("ab"), start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, *self.program, "serve", *options],
+            env=self.server.environment,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=(self.home / "serve.log").open("ab"),
+            start_new_session=True,
+        )
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -185,8 +187,11 @@ class Loop:
     def victims(self, kind: str) -> list[psutil.Process]:
         assert self.process is not None
         words = {
-            "child": ("--queued", "run_pipeline"), "worker": ("qcluster",), "web": ("gunicorn",), "clock": ("watch",),
-        }[kind]  # fmt: skip
+            "child": ("--queued", "run_pipeline"),
+            "worker": ("qcluster",),
+            "web": ("gunicorn",),
+            "clock": ("watch",),
+        }[kind]
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             try:

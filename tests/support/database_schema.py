@@ -1,7 +1,5 @@
 """A database's schema and what migrations put into it, as facts that do not depend on the order of columns."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

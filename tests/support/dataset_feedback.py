@@ -1,7 +1,5 @@
 """Rated answers to prompts that stand on a chosen side of the split."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from feedback.models import Decision, prompt_hash

@@ -1,27 +1,29 @@
 """Quick runs of DPO on a tiny model: recipe, hardware, pairs, and a listener that notes what a run tells it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
-
-import pytest
 
 from rl.agents.base import ChoiceAgent
 from rl.recipes import DPORecipe
 from rl.training.dpo import DPOTrainer
 from rl.training.hardware import Hardware
 from rl.training.result import Silent
-from tests.support.tiny_models import tiny_model
 
 HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
 
 QUICK = DPORecipe(
-    batch_size=4, learning_rate=5e-3, lora_r=4, lora_alpha=8, max_length=96, max_completion_length=32,
-    logging_steps=1, save_steps=100, warmup_ratio=0.0,
-)  # fmt: skip
+    batch_size=4,
+    learning_rate=5e-3,
+    lora_r=4,
+    lora_alpha=8,
+    max_length=96,
+    max_completion_length=32,
+    logging_steps=1,
+    save_steps=100,
+    warmup_ratio=0.0,
+)
 
 
 class ListenerCallback(Silent):
@@ -72,11 +74,6 @@ def some_pairs(
             }
         )
     return rows
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base"), "llama"))
 
 
 def a_trainer(base: str, folder: Path, recipe: DPORecipe = QUICK, **more: Any) -> DPOTrainer:

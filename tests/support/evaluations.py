@@ -1,7 +1,5 @@
 """Evaluations as if a policy had been judged: stored evidence by counts of who was right where."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.utils import timezone
@@ -32,9 +30,17 @@ def round_ended(policy: Policy, rival: Policy | None, wins: int, losses: int) ->
     share = WinShare(wins, losses, 0, 1 / 30, 0.1)
     standing = RoundStanding(RoundCounts(wins, losses, judgements=wins + losses), share, share.verdict, 1)
     return JudgingRound.objects.create(
-        agent=policy.agent, policy=policy, opponent=rival, status="ended", verdict=share.verdict, attempt=1,
-        alpha=share.alpha, prompts=max(1, wins + losses), result=standing.as_dict(), ended_at=timezone.now(),
-    )  # fmt: skip
+        agent=policy.agent,
+        policy=policy,
+        opponent=rival,
+        status="ended",
+        verdict=share.verdict,
+        attempt=1,
+        alpha=share.alpha,
+        prompts=max(1, wins + losses),
+        result=standing.dump(),
+        ended_at=timezone.now(),
+    )
 
 
 def judged(

@@ -1,8 +1,6 @@
 """Made-up held-out evidence of every kind, whose truth is known: log-probabilities and figures, judged by the real
 rules."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -169,10 +167,8 @@ def rewarded(world: KindWorld, random: np.random.Generator) -> Drawn:
     return Drawn(np.where(raised, own + 0.5, own), theirs, np.arange(world.prompts), False)
 
 
-DRAWN = {
-    PAIRS: right_or_wrong, TESTS: right_or_wrong, LABELS: rated, OUTCOMES: rated, CORRECTIONS: written,
-    REWARDS: rewarded,
-}  # fmt: skip
+DRAWN = {PAIRS: right_or_wrong, TESTS: right_or_wrong, LABELS: rated, OUTCOMES: rated, CORRECTIONS: written}
+DRAWN |= {REWARDS: rewarded}
 """Kind -> how its evidence is drawn."""
 
 

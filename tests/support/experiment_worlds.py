@@ -1,7 +1,5 @@
 """Experiments and logs whose truth is known: arms of thumbs under peeking, choices among listed candidates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Experiments in the database: two policies, a split, and decisions as serving would record them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,16 +8,10 @@ from django.utils import timezone
 
 from feedback.models import Decision, Rating, prompt_hash
 from rl.experiments.traffic import ArmOrder, experiment_create, experiment_start, plan_of
-from rl.models import Experiment, Policy
+from rl.models import Experiment
+from tests.support.registry_rows import policy_of as policy_of
 
 PROMPT = [{"role": "user", "content": "Where does this go?"}]
-
-
-def policy_of(name: str, stage: str = Policy.Stage.CHALLENGER, agent: str = "filer") -> Policy:
-    return Policy.objects.create(
-        name=name, agent=agent, stage=stage, base_model="bundled", base_model_hash="0",
-        adapter_path="policies/x", adapter_sha256="0" * 64, feedback_count=1,
-    )  # fmt: skip
 
 
 def draft_of(name: str = "shorter", **settings: Any) -> Experiment:
@@ -49,9 +41,16 @@ def expose(units: Sequence[int], facts: Facts = lambda _n, _new: {}, agent: str 
         thumb, kind = given.pop("thumb", None), given.pop("rater_kind", "human")
         metadata = {"arm_propensity": found.propensity, **given.pop("metadata", {})}
         row = Decision(
-            agent=agent, messages=PROMPT, prompt_hash=key, response="inbox", policy=found.policy,
-            arm=found.arm, unit=f"user-{number}", metadata=metadata, **given,
-        )  # fmt: skip
+            agent=agent,
+            messages=PROMPT,
+            prompt_hash=key,
+            response="inbox",
+            policy=found.policy,
+            arm=found.arm,
+            unit=f"user-{number}",
+            metadata=metadata,
+            **given,
+        )
         rows.append(row)
         if thumb is not None:
             ratings.append(

@@ -1,7 +1,5 @@
 """Feedback to export: decisions of every kind with what was said of them, the bytes of an export, and a clean slate."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -9,12 +7,7 @@ import pytest
 
 from feedback.models import Comparison, Decision, Outcome, Rating, Trace
 from feedback.recording.ingest import trace_record
-from feedback.services import (
-    comparison_submit,
-    decision_record,
-    outcome_record,
-    rating_submit,
-)
+from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.transfer.export import ExportReport, export_stream
 from feedback.transfer.export_views import Selection
 

@@ -34,9 +34,15 @@ class Elsewhere(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Elsewhere:
         made: Elsewhere = torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
-            layout=inner.layout, device=torch.device(NAME, 0), requires_grad=False,
-        )  # fmt: skip
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=torch.device(NAME, 0),
+            requires_grad=False,
+        )
         made.inner = inner
         return made
 
@@ -131,8 +137,7 @@ def devices(name: str, args: Any, kwargs: Any) -> tuple[bool, bool]:
     tensors = [*tensors_of(args), *tensors_of(kwargs)]
     there = any(isinstance(tensor, Elsewhere) for tensor in tensors)
     # a single number may come from the CPU
-    here = any(not isinstance(tensor, Elsewhere) and tensor.ndim > 0 for tensor in tensors)
-    return there, here
+    return there, any(not isinstance(tensor, Elsewhere) and tensor.ndim > 0 for tensor in tensors)
 
 
 class Creating(TorchDispatchMode):

@@ -1,7 +1,5 @@
 """Figures of a sentence: what a test compares where the wording is free to change."""
 
-from __future__ import annotations
-
 import re
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")

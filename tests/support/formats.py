@@ -1,9 +1,9 @@
 """Reading files of outside formats in tests: the examples, what one row comes to, odd values to put in its place."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
+import random
+import re
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -14,10 +14,21 @@ import pytest
 
 from feedback.transfer import formats
 from feedback.transfer.formats.base import columns_watched
+from feedback.transfer.formats.files import Row, rows
 from feedback.transfer.formats.records import Record, RowRefused
 
 HERE = Path(__file__).parents[1] / "formats"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+SUPPORT = Path(__file__).parent
+STATED: list[dict[str, Any]] = [
+    json.loads(line) for line in (SUPPORT / "formats_told.jsonl").read_text("utf-8").splitlines()
+]
+"""What each example says: its formats, records, left-out columns, and the counts of its import (by hand)."""
+FORMAT_OF: dict[str, str] = {case["file"]: case["formats"][0] for case in STATED if not case["beside"]}
+"""Example -> its format."""
+BY_ROW = [name for name, format in FORMAT_OF.items() if format != "table"]
+"""Examples that are read row by row. One odd value decides how a whole table is read."""
 
 QUESTION = "Can I return opened headphones?"
 GOOD, BAD = "Yes, within 30 days with the receipt.", "No idea."
@@ -30,9 +41,10 @@ def read(name: str, **how: Any) -> list[Record]:
 
 
 def told(value: Any) -> Any:
-    """A record as JSON, without the fields that have their default; of a refused row its line alone."""
+    """A record as JSON, without the fields that have their default; of a refused row what is wrong, not the words."""
     if isinstance(value, RowRefused):
-        return {"is": "RowRefused", "line": value.line}
+        reason = re.sub(r"^/\S+: ", "", value.reason)  # the file
+        return {"is": "RowRefused", "line": value.line, "about": re.split("[:,;]", reason)[0][:60]}
     if dataclasses.is_dataclass(value):
         found = {f.name: (getattr(value, f.name), f) for f in dataclasses.fields(value)}
         said = {
@@ -57,6 +69,16 @@ def file_told(path: Path, format: str = "auto", beside: Path | None = None) -> d
         json.dumps({"formats": kinds, "records": records, "left_out": dict(unread)})
     )
     return found
+
+
+def case_file(folder: Path, case: dict[str, Any] | None, name: str) -> Path | None:
+    """The file of a case: an example, rows as JSON lines, or a text under a name."""
+    if case is None or "file" in case:
+        return case and HERE / case["file"]
+    if "rows" in case:
+        return written(folder / f"{name}.jsonl", case["rows"])
+    (folder / case["name"]).write_text(case["text"], "utf-8")
+    return folder / case["name"]
 
 
 def written(path: Path, items: Iterable[Any]) -> Path:
@@ -115,3 +137,10 @@ def put(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
     copy = dict(value) if isinstance(value, dict) else list(value)
     copy[path[0]] = put(copy[path[0]], path[1:], odd)
     return copy
+
+
+def odd_rows(name: str, count: int, seed: int) -> list[Any]:
+    """Rows of an example with an odd value in one place each."""
+    items = [row.value for row in rows(HERE / name) if isinstance(row, Row)]
+    mutants = [put(item, place, odd) for item in items for place in places(item)[1:] for odd in ODD]
+    return random.Random(seed).sample(mutants, min(len(mutants), count))

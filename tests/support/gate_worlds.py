@@ -1,7 +1,5 @@
 """Made-up worlds in which it is known whether a policy is better: what the gate is tried on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -110,7 +108,8 @@ def evidence_from(world: World, found: Outcomes, random: np.random.Generator, at
     n = world.prompts
     pairs = [
         Case(
-            bool(own[i]), bool(other[i]),
+            bool(own[i]),
+            bool(other[i]),
             (
                 "topic:broken" if found.broken[i] else "topic:rest",
                 "preferred:longer" if found.long_preferred[i] else "preferred:shorter",
@@ -119,7 +118,7 @@ def evidence_from(world: World, found: Outcomes, random: np.random.Generator, at
         )
         for own, other in found.pairs
         for i in range(n)
-    ]  # fmt: skip
+    ]
     cases = list(one_per_prompt(pairs, [f"p{i % n}" for i in range(len(pairs))]).values())
     lengths = random.lognormal(4.0, 0.5, 64)
     own, other = found.pairs[0]

@@ -1,7 +1,5 @@
 """Hosted policies for tests: what is asked, a stub for their upstream, and what was recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +7,7 @@ import openai
 import pytest
 
 from feedback.models import Decision
+from feedback.services import decision_record
 from rl.models import Policy, Upstream
 from rl.serving.gateway import recorder
 from tests.support.stub_openai import ModelServer
@@ -18,12 +17,8 @@ LOOK: Any = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"q": {"type": "integer"}}}},
 }
-SCHEMA: Any = {
-    "type": "object",
-    "properties": {"ok": {"type": "boolean"}},
-    "required": ["ok"],
-    "additionalProperties": False,
-}
+SCHEMA: Any = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+SCHEMA |= {"additionalProperties": False}
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": SCHEMA, "strict": True}}
 
 
@@ -34,14 +29,33 @@ def model_server() -> Iterator[ModelServer]:
 
 
 def hosted(
-    url: str, name: str = "bot-hosted", *, stage: str = "champion", parameters: Any = None, **upstream: Any
+    url: str,
+    name: str = "bot-hosted",
+    *,
+    agent: str = "bot",
+    stage: str = "champion",
+    parameters: Any = None,
+    **upstream: Any,
 ) -> Policy:
-    """A hosted policy of agent `bot` on an upstream of its own."""
+    """A hosted policy on an upstream of its own."""
     row = Upstream.objects.create(name=f"{name}-upstream", url=url, model="m-1", **upstream)
     return Policy.objects.create(
-        name=name, agent="bot", kind="hosted", stage=stage, upstream=row, base_model=row.model,
+        name=name,
+        agent=agent,
+        kind="hosted",
+        stage=stage,
+        upstream=row,
+        base_model=row.model,
         parameters=parameters or {},
-    )  # fmt: skip
+    )
+
+
+def answer_of(cost_usd: float | None, **facts: Any) -> Decision:
+    """A decision as serving records it, with what its provider took."""
+    row = decision_record(**{"source": "gateway", **facts}).row
+    row.metadata = {"serving": {"backend": "x", **({} if cost_usd is None else {"cost_usd": cost_usd})}}
+    row.save(update_fields=["metadata"])
+    return row
 
 
 def recorded() -> list[Decision]:

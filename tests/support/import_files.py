@@ -1,7 +1,5 @@
 """Files to import, the commands that take them, and all rows of all tables to compare."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterable
@@ -35,13 +33,6 @@ def tables() -> dict[str, list[dict[str, Any]]]:
         if model.__name__ != "Tombstone"  # what was erased stays erased, whatever is undone
         if model is not ImportBatch
     }
-
-
-def command(name: str, *arguments: str) -> dict[str, Any]:
-    out = io.StringIO()
-    call_command(name, *arguments, "--json", stdout=out)
-    found: dict[str, Any] = json.loads(out.getvalue())
-    return found
 
 
 def failing(name: str, *arguments: str) -> tuple[str, str]:

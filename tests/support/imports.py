@@ -1,7 +1,5 @@
 """Import of a file in tests, in one call."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -34,6 +34,8 @@ class IncumbentWorld:
     """Probability that a wrong answer gets a thumb down."""
     corrected: float = 0.8
     """Of thumbs down, those with a correction."""
+    noise: float = 0.0
+    """Share of ratings given at random: half of them thumbs up, a correction is any other answer."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ class Answered:
     corrected: np.ndarray
     chosen: np.ndarray
     """Prompts that people chose to rate, before anybody asked."""
+    by_chance: np.ndarray
+    """Prompts that are rated at random."""
+    believed: np.ndarray
+    """True where the ratings call the incumbent's answer right."""
+    believed_own: np.ndarray
+    """The same of the candidate's answer."""
 
     @property
     def differ(self) -> np.ndarray:
@@ -59,7 +67,7 @@ class Answered:
     @property
     def settled(self) -> np.ndarray:
         """Prompts whose right answer is known: it was liked, or written."""
-        found: np.ndarray = self.rated & (self.incumbent | self.corrected)
+        found: np.ndarray = self.rated & (self.believed | self.corrected)
         return found
 
     def asked(self, prompts: np.ndarray) -> Answered:
@@ -69,18 +77,29 @@ class Answered:
     def evidence(self, attempt: int = 1) -> Evidence:
         """Known answers: an answer on neither list is not right."""
         known = np.flatnonzero(self.rated)
-        own = self.candidate & (self.incumbent | self.corrected)
-        cases = [Case(float(own[i]), float(self.incumbent[i])) for i in known]
+        own = self.believed_own & (self.believed | self.corrected)
+        cases = [Case(float(own[i]), float(self.believed[i])) for i in known]
         same, rated, settled, asked = (
             column.tolist() for column in (~self.differ, self.rated, self.settled, self.rated & ~self.chosen)
         )
         answers = [
             AnswerPair(
-                True, True, 0.5, 0.5, 10, 10, judged=False, same=same[i], said=rated[i], other_said=rated[i],
-                settled=settled[i], prompt_hash=str(i), asked=asked[i],
+                True,
+                True,
+                0.5,
+                0.5,
+                10,
+                10,
+                judged=False,
+                same=same[i],
+                said=rated[i],
+                other_said=rated[i],
+                settled=settled[i],
+                prompt_hash=str(i),
+                asked=asked[i],
             )
             for i in range(len(same))
-        ]  # fmt: skip
+        ]
         return Evidence("incumbent", (), answers, other_kinds={KNOWN: cases}, discrete=True, attempt=attempt)
 
 
@@ -88,21 +107,31 @@ def incumbent_of(world: IncumbentWorld, random: np.random.Generator) -> Answered
     """The incumbent's answers and their ratings, with a candidate like it in nothing yet."""
     right = random.random(world.prompts) < world.incumbent
     rated = random.random(world.prompts) < np.where(right, world.rated_right, world.rated_wrong)
-    corrected = rated & ~right & (random.random(world.prompts) < world.corrected)
-    return Answered(right, right, np.ones(world.prompts, bool), rated, corrected, rated)
+    corrections = random.random(world.prompts) < world.corrected
+    by_chance, believed = np.zeros(world.prompts, bool), right
+    if world.noise:
+        by_chance = random.random(world.prompts) < world.noise
+        believed = np.where(by_chance, random.random(world.prompts) < 0.5, right)
+    corrected = rated & ~believed & corrections
+    same = np.ones(world.prompts, bool)
+    return Answered(right, right, same, rated, corrected, rated, by_chance, believed, believed)
 
 
 def candidate_of(world: IncumbentWorld, found: Answered, random: np.random.Generator) -> Answered:
     """A candidate's answers to the same prompts."""
     q, p = world.incumbent, world.incumbent + world.gain
-    most = min(p, q) - p * q
-    shared = min(world.correlation * (p * (1 - p) * q * (1 - q)) ** 0.5, most)
+    shared = min(world.correlation * (p * (1 - p) * q * (1 - q)) ** 0.5, (min(p, q) - p * q))
     if_right, if_wrong = p + shared / q, p - shared / (1 - q)
-    draw = random.random(world.prompts)
-    candidate = draw < np.where(found.incumbent, if_right, if_wrong)
+    candidate = random.random(world.prompts) < np.where(found.incumbent, if_right, if_wrong)
     # wrong models mostly fall into the same trap; else one of the other wrong answers
     same = random.random(world.prompts) < world.correlation + (1 - world.correlation) / (world.answers - 1)
-    return replace(found, candidate=candidate, same_wrong=same)
+    answered = replace(found, candidate=candidate, same_wrong=same, believed_own=candidate)
+    if world.noise:
+        # A random rating calls the liked answer right, or the one that a random correction happens to name.
+        named = random.random(world.prompts) < 1 / (world.answers - 1)
+        own = np.where(found.believed, ~answered.differ, answered.differ & named)
+        answered = replace(answered, believed_own=np.where(found.by_chance, own, candidate))
+    return answered
 
 
 def judged(found: Answered, attempt: int = 1, bounds: GateBounds | None = None) -> GateReport:
@@ -113,19 +142,21 @@ def opens(
     world: IncumbentWorld,
     seed: int,
     after: Callable[[Answered, np.random.Generator], Answered] = lambda found, random: found,
+    bounds: GateBounds | None = None,
 ) -> bool:
     """True if the gate opens to the first candidate; `after`: what people rate once it was compared."""
     random = np.random.default_rng(seed)
     found = candidate_of(world, incumbent_of(world, random), random)
-    return judged(after(found, random)).passed
+    return judged(after(found, random), 1, bounds).passed
 
 
-def opens_in_a_row(world: IncumbentWorld, seed: int) -> bool:
+def opens_in_a_row(world: IncumbentWorld, seed: int, bounds: GateBounds | None = None) -> bool:
     """True if the gate opens to any of ATTEMPTS candidates, tried on one holdout against one incumbent."""
     random = np.random.default_rng(seed)
     base = incumbent_of(world, random)
     return any(
-        judged(candidate_of(world, base, random), attempt).passed for attempt in range(1, ATTEMPTS + 1)
+        judged(candidate_of(world, base, random), attempt, bounds).passed
+        for attempt in range(1, ATTEMPTS + 1)
     )
 
 

@@ -1,7 +1,5 @@
 """Judging rounds in the database: an app's recorded answers, a candidate, and pairs of both."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from feedback.models import Decision
@@ -41,10 +39,17 @@ def round_of(
     policy = facts.pop("policy", None) or policy_of(f"{agent}-v9", "candidate", agent)
     judging = JudgingRound.objects.create(
         **{
-            "agent": agent, "policy": policy, "opponent": opponent, "status": "running", "prompts": pairs,
-            "raters": raters, "attempt": 1, "alpha": 1 / 30, **facts,
+            "agent": agent,
+            "policy": policy,
+            "opponent": opponent,
+            "status": "running",
+            "prompts": pairs,
+            "raters": raters,
+            "attempt": 1,
+            "alpha": 1 / 30,
+            **facts,
         }
-    )  # fmt: skip
+    )
     for number in range(pairs):
         row = decision_of(number, agent)
         answer = row.response if number < same else f"{SIDES[0]} {number}"

@@ -1,7 +1,5 @@
 """Judging rounds whose truth is known: judgements drawn one by one, the test looked at after each."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`manage.py` for a launch of several processes, in arithmetic whose results can be compared: float32 on the CPU."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

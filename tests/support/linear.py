@@ -1,7 +1,5 @@
 """Tickets of a made-up help desk, whose queue is a choice: agent, prompts, and rows of each kind of feedback."""
 
-from __future__ import annotations
-
 import dataclasses
 from random import Random
 from typing import Any
@@ -37,9 +35,6 @@ def tickets(count: int, seed: int = 0) -> list[tuple[str, str]]:
     return found
 
 
-# --- Features and scores ------------------------------------------------------------------------------------------
-
-
 def rows_of(kind: str, count: int = 60) -> list[dict[str, Any]]:
     random, rows = Random(3), []
     for text, queue in tickets(count):
@@ -58,8 +53,14 @@ def rows_of(kind: str, count: int = 60) -> list[dict[str, Any]]:
 
 def weighted(**changes: Any) -> LinearPolicy:
     facts: dict[str, Any] = {
-        "agent": "tickets", "mode": CLOSED, "families": ("words",), "answers": ("a", "b"), "quoted": False,
-        "rows": ("is a", "is b"), "columns": ("word hot", "word cold"),
-        "weights": np.array([[2.0, 0.0], [0.5, 1.0]]), "bias": np.array([0.0, 0.25]),
-    }  # fmt: skip
+        "agent": "tickets",
+        "mode": CLOSED,
+        "families": ("words",),
+        "answers": ("a", "b"),
+        "quoted": False,
+        "rows": ("is a", "is b"),
+        "columns": ("word hot", "word cold"),
+        "weights": np.array([[2.0, 0.0], [0.5, 1.0]]),
+        "bias": np.array([0.0, 0.25]),
+    }
     return LinearPolicy(**{**facts, **changes})

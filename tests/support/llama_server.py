@@ -1,7 +1,5 @@
 """llama-cpp-python's own server in a thread of the tests, with the bundled base as its model `m-1`."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

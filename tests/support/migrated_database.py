@@ -1,7 +1,5 @@
 """A database file with every migration applied: made once for each worker, copied where a process needs one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

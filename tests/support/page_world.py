@@ -1,8 +1,7 @@
 """World with a row of every model that a page shows, and the addresses of the pages that show them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -15,14 +14,15 @@ from django_q.models import OrmQ, Schedule
 from django_q.signing import SignedPackage
 
 from feedback.accounts.authentication import key_create
+from feedback.accounts.feedback_tokens import token_sign
 from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw
-from feedback.models import AgentSettings, Decision, ImportBatch
-from feedback.rating.suggestions import suggestions_record
+from feedback.models import AgentSettings, Decision, ImportBatch, shadow_id
 from feedback.recording.ingest import trace_record
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from feedback.storage.problem_rows import RowReader
 from rl.datasets.reward_records import rewards_calculate
 from rl.evaluation.benchmarks import figures_paired
+from rl.experiments.traffic import experiment_draft, experiment_start
 from rl.models import (
     AgentDefinition,
     BenchmarkResult,
@@ -30,7 +30,6 @@ from rl.models import (
     GateSettings,
     GoldenCase,
     JudgingRound,
-    LabelRun,
     LearnerSettings,
     Policy,
     RewardModelVersion,
@@ -43,8 +42,10 @@ from rl.models import (
 )
 from rl.registry import service as registry
 from rl.registry.judging import judgement_submit
+from rl.statistics.routing import route_curve, route_threshold
 from tests.support.evaluations import judged
 from tests.support.experiments import expose, policy_of, running_of
+from tests.support.hosted import answer_of, hosted
 from tests.support.judging import preference, round_of
 
 AGENT = "support-router"
@@ -67,7 +68,6 @@ def world_recorded(decisions: int = 24) -> Decision:
     )
     rating_submit(decision=rows[0], rater="bob", correction=QUEUES[1])
     outcome_record(decision=rows[0], name="ticket_reopened", value=1)
-    suggestions_record({row.pk: 0.8 for row in rows[decisions // 2 :]}, f"{AGENT}-labels-1")
     rewards_calculate(AGENT)
     decisions_withdraw(
         WithdrawalSelection(ids=[rows[-1].pk]), actor="ada", reason="Recorded by a load test of the checkout"
@@ -78,13 +78,19 @@ def world_recorded(decisions: int = 24) -> Decision:
     )
     reader.save()
     ImportBatch.objects.create(
-        file="zendesk-export-2026-10-with-corrections-of-the-second-level.jsonl.gz", sha256="c4" * 32, bytes=48_213,
-        format="openai", agent=AGENT, actor="ada", counts={"rows": 240, "decisions": 237, "ratings": 102, "refused": 3},
+        file="zendesk-export-2026-10-with-corrections-of-the-second-level.jsonl.gz",
+        sha256="c4" * 32,
+        bytes=48_213,
+        format="openai",
+        agent=AGENT,
+        actor="ada",
+        counts={"rows": 240, "decisions": 237, "ratings": 102, "refused": 3},
         refused=[{"line": 18, "key": "rating", "reason": "expected 'up' or 'down', found 'mostly'"}],
-    )  # fmt: skip
+    )
     _settings()
     _policies()
     _experiment()
+    _shadow_and_route()
     _judging()
     _people_and_tasks()
     return whole
@@ -114,14 +120,34 @@ def _decision(number: int) -> Decision:
 def _traced() -> Decision:
     steps: list[dict[str, Any]] = [
         {"kind": "reasoning", "text": "Look the order up before promising anything.", "n": 0, "parent": None},
-        {"kind": "tool_call", "name": "orders.find", "arguments": {"number": "20481-B"}, "n": 1, "parent": 0,
-         "result": {"state": "delivered", "carrier": "DHL"}, "duration_ms": 184},
-        {"kind": "tool_call", "name": "refunds.create", "arguments": {"order": "20481-B", "amount": "89.90 EUR"},
-         "n": 2, "parent": 0, "error": "PermissionDenied: refunds above 50 EUR need a person", "duration_ms": 31},
-        {"kind": "decision", "messages": QUESTION, "response": QUEUES[1], "policy": f"{AGENT}-v101",
-         "tags": ["returns"], "candidates": [{"response": name} for name in QUEUES]},
+        {
+            "kind": "tool_call",
+            "name": "orders.find",
+            "arguments": {"number": "20481-B"},
+            "n": 1,
+            "parent": 0,
+            "result": {"state": "delivered", "carrier": "DHL"},
+            "duration_ms": 184,
+        },
+        {
+            "kind": "tool_call",
+            "name": "refunds.create",
+            "arguments": {"order": "20481-B", "amount": "89.90 EUR"},
+            "n": 2,
+            "parent": 0,
+            "error": "PermissionDenied: refunds above 50 EUR need a person",
+            "duration_ms": 31,
+        },
+        {
+            "kind": "decision",
+            "messages": QUESTION,
+            "response": QUEUES[1],
+            "policy": f"{AGENT}-v101",
+            "tags": ["returns"],
+            "candidates": [{"response": name} for name in QUEUES],
+        },
         {"kind": "task", "name": "route the ticket", "status": "completed"},
-    ]  # fmt: skip
+    ]
     (first, *_) = trace_record(agent=AGENT, run_id="run-2026-10-14-7731", steps=steps).decisions
     whole = Decision.objects.get(pk=first)
     for rater, said in (
@@ -137,50 +163,78 @@ def _settings() -> None:
         settings_of._default_manager.create(agent=AGENT)
     GateSettings.objects.create(agent=AGENT, benchmarks="ratchet_format, ratchet_options=0.02")
     AgentDefinition.objects.create(
-        slug=AGENT, title="Support router", description="Picks the queue that a ticket of the shop goes to.",
-        system_prompt="Pick the queue for the ticket. Answer with its name alone.", suggested_tags=["wrong queue"],
-    )  # fmt: skip
+        slug=AGENT,
+        title="Support router",
+        description="Picks the queue that a ticket of the shop goes to.",
+        system_prompt="Pick the queue for the ticket. Answer with its name alone.",
+        suggested_tags=["wrong queue"],
+    )
     GoldenCase.objects.create(
-        agent=AGENT, name="a refund never goes to sales", messages=[{"role": "user", "content": QUESTION}],
-        accepted=QUEUES[:2], forbidden=["sales"],
-    )  # fmt: skip
-    curve = [{"stated": 0.2, "observed": 0.1, "n": 20}, {"stated": 0.8, "observed": 0.9, "n": 20}]
-    figures = dict.fromkeys(("accuracy", "brier", "brier_base", "calibration_error"), 0.2)
-    LabelRun.objects.create(
-        agent=AGENT, base_model="bundled", path="labels/1", ratings=40, suggested=12,
-        figures={**figures, "n": 40, "curve": curve}, left_out={"reward model": "none was trained"},
-    )  # fmt: skip
+        agent=AGENT,
+        name="a refund never goes to sales",
+        messages=[{"role": "user", "content": QUESTION}],
+        accepted=QUEUES[:2],
+        forbidden=["sales"],
+    )
 
 
 def _run(**facts: Any) -> TrainingRun:
     ended = timezone.now()
     known = {
-        "agent": AGENT, "method": "dpo", "status": "succeeded", "base_model": "Qwen/Qwen3-0.6B", "asked_by": "ada",
-        "config": "cpu", "recipe": {"beta": 0.1, "learning_rate": 5e-5, "lora_r": 16}, "steps_total": 40,
-        "steps_done": 40, "hardware": {"device": "cpu", "cores": 2}, "libraries": {"torch": "2.8.0"},
-        "worker": "trainer-1:4711", "started_at": ended - timedelta(minutes=4), "finished_at": ended,
-    }  # fmt: skip
+        "agent": AGENT,
+        "method": "dpo",
+        "status": "succeeded",
+        "base_model": "Qwen/Qwen3-0.6B",
+        "asked_by": "ada",
+        "config": "cpu",
+        "recipe": {"beta": 0.1, "learning_rate": 5e-5, "lora_r": 16},
+        "steps_total": 40,
+        "steps_done": 40,
+        "hardware": {"device": "cpu", "cores": 2},
+        "libraries": {"torch": "2.8.0"},
+        "worker": "trainer-1:4711",
+        "started_at": ended - timedelta(minutes=4),
+        "finished_at": ended,
+    }
     run = TrainingRun.objects.create(**{**known, **facts})
     RunMetric.objects.bulk_create(
-        RunMetric(run=run, step=step, values={"loss": 0.7 - 0.01 * step, "rewards/accuracies": 0.5 + 0.01 * step,
-                                              "rewards/margins": 0.02 * step, "learning_rate": 5e-5})
+        RunMetric(
+            run=run,
+            step=step,
+            values={
+                "loss": 0.7 - 0.01 * step,
+                "rewards/accuracies": 0.5 + 0.01 * step,
+                "rewards/margins": 0.02 * step,
+                "learning_rate": 5e-5,
+            },
+        )
         for step in range(1, run.steps_done + 1)
-    )  # fmt: skip
+    )
     return run
 
 
 def _policies() -> None:
     snapshot = Snapshot.objects.create(
-        agent=AGENT, kind="pairs", path=f"snapshots/{AGENT}/pairs-3f9c.jsonl", sha256="3f9c" * 16, feedback_count=102,
-        counts={"train": 71, "eval": 10, "holdout": 31}, left_out={"the same response twice": 4}, simulated_share=0.25,
-    )  # fmt: skip
+        agent=AGENT,
+        kind="pairs",
+        path=f"snapshots/{AGENT}/pairs-3f9c.jsonl",
+        sha256="3f9c" * 16,
+        feedback_count=102,
+        counts={"train": 71, "eval": 10, "holdout": 31},
+        left_out={"the same response twice": 4},
+        simulated_share=0.25,
+    )
     parent = None
     for number, wins in ((100, 15), (101, 3)):
         run = _run(snapshot=snapshot, feedback_count=number)
         parent = registry.policy_register(
-            run, name=f"{AGENT}-v{number}", adapter=registry.home_path(f"policies/{AGENT}/{AGENT}-v{number}"),
-            adapter_sha256="b0" * 32, feedback_count=number, actor="train_dpo",
-        )  # fmt: skip
+            run,
+            name=f"{AGENT}-v{number}",
+            adapter=registry.home_path(f"policies/{AGENT}/{AGENT}-v{number}"),
+            adapter_sha256="b0" * 32,
+            feedback_count=number,
+            actor="train_dpo",
+        )
         judged(parent, wins=wins)
         if number == 100:
             registry.policy_move(
@@ -188,21 +242,40 @@ def _policies() -> None:
             )
     for file_format, quantization in (("gguf", "q4_k_m"), ("lora", "")):
         registry.artifact_register(
-            parent, actor="ada", path=f"exports/{parent.name}/{parent.name}-{quantization}.{file_format}",
-            format=file_format, quantization=quantization, bytes=396_212_480, sha256="1e" * 32,
-        )  # fmt: skip
+            parent,
+            actor="ada",
+            path=f"exports/{parent.name}/{parent.name}-{quantization}.{file_format}",
+            format=file_format,
+            quantization=quantization,
+            bytes=396_212_480,
+            sha256="1e" * 32,
+        )
     own, base = [1.0, 1.0, 1.0, 0.0] * 10, [1.0, 0.0, 0.0, 0.0] * 10
     BenchmarkResult.objects.create(
-        policy=parent, task="ratchet_format", source="bundled", task_sha256="", harness="lm-eval 0.4.9", metric="acc",
-        chat_template=True, n=40, figures=figures_paired(own, base), base_model_hash="", seconds=31.0,
+        policy=parent,
+        task="ratchet_format",
+        source="bundled",
+        task_sha256="",
+        harness="lm-eval 0.4.9",
+        metric="acc",
+        chat_template=True,
+        n=40,
+        figures=figures_paired(own, base),
+        base_model_hash="",
+        seconds=31.0,
         items={"hash": [""] * 40, "own": own, "base": base},
-    )  # fmt: skip
-    version = RewardModelVersion.objects.create(
-        name=f"{AGENT}-rm-v100", agent=AGENT, base_model="bundled", path=f"reward_models/{AGENT}/1", sha256="ab" * 32,
-        objective="binary", feedback_count=102, run=_run(method="reward_model"),
+    )
+    RewardModelVersion.objects.create(
+        name=f"{AGENT}-rm-v100",
+        agent=AGENT,
+        base_model="bundled",
+        path=f"reward_models/{AGENT}/1",
+        sha256="ab" * 32,
+        objective="binary",
+        feedback_count=102,
+        run=_run(method="reward_model"),
         ranking={"value": 0.81, "low": 0.69, "high": 0.89, "n": 64, "measures": "pairs"},
-    )  # fmt: skip
-    version.events.create(kind="registered", actor="train_reward_model")
+    )
     _run(
         status="refused",
         steps_done=0,
@@ -214,8 +287,14 @@ def _policies() -> None:
         steps_done=11,
         reason="its worker trainer-2:812 died; resume with: python manage.py train_dpo --resume 9",
     )
-    _run(status="running", steps_done=18, phase="training", phase_at=timezone.now(), finished_at=None,
-         heartbeat_at=timezone.now())  # fmt: skip
+    _run(
+        status="running",
+        steps_done=18,
+        phase="training",
+        phase_at=timezone.now(),
+        finished_at=None,
+        heartbeat_at=timezone.now(),
+    )
 
 
 def _judging() -> None:
@@ -233,8 +312,33 @@ def _judging() -> None:
 def _experiment() -> None:
     policy_of("filer-v1", "champion")
     policy_of("filer-v2")
-    running_of(slices=["source"])
+    running_of(slices=["source"], auto_ramp=True, not_inferior=0.05)
     expose(range(120), lambda n, new: {"thumb": n % 5 < (4 if new else 2), "latency_ms": 90.0 + n % 7})
+
+
+def _shadow_and_route() -> None:
+    """A hosted champion beside which an own policy answers, and is asked first where it is sure."""
+    agent = "assistant-of-the-shop"
+    champion = hosted("http://localhost:11434/v1", f"{agent}-gpt", agent=agent)
+    own = policy_of(f"{agent}-v100", "candidate", agent)
+    draft = experiment_draft("answers-of-the-own-model", [own.name], agent=agent, actor="ada", shadow=10)
+    Experiment.objects.filter(pk=draft.pk).update(shadow_budget_usd=5.0, shadow_busy=2)
+    experiment_start(draft, actor="ada")
+    for number in range(6):
+        facts = {"agent": agent, "messages": f"{QUESTION} {number}", "latency_ms": 900.0 + number}
+        row = answer_of(0.004, policy=champion.name, response=QUEUES[1], **facts)
+        beside = answer_of(
+            0.0, policy=own.name, response=QUEUES[1], id=shadow_id(row.pk), source="shadow", **facts
+        )
+        beside.metadata["serving"]["shadow"] = {"of": str(row.pk), "experiment": draft.name}
+        beside.save(update_fields=["metadata"])
+    sure, worse = [1 - number / 400 for number in range(400)], [number > 330 for number in range(400)]
+    point = route_threshold(sure, worse, loss=0.02, alpha=0.05)
+    assert point is not None
+    routed = ServingSettings(agent=agent, route_policy=own.name, route_threshold=point.threshold)
+    curve = [asdict(one) for one in route_curve(sure, worse, alpha=0.05)]
+    routed.route_report = {"judged": 400, "usd_per_1000": 4.0, "point": asdict(point), "curve": curve}
+    routed.save()
 
 
 def _people_and_tasks() -> None:
@@ -248,9 +352,16 @@ def _people_and_tasks() -> None:
     Schedule.objects.create(name="online learner", func="rl.tasks.tick", schedule_type="I", minutes=5)
     for number, success in enumerate((True, False)):
         apps.get_model("django_q.Task").objects.create(
-            id=f"{number}" * 32, name=f"run-{number}", func="rl.tasks.train", started=now, stopped=now, success=success,
-            result=None if success else "OSError: [Errno 28] No space left on device : Traceback (most recent)",
-        )  # fmt: skip
+            id=f"{number}" * 32,
+            name=f"run-{number}",
+            func="rl.tasks.train",
+            started=now,
+            stopped=now,
+            success=success,
+            result=None
+            if success
+            else "OSError: [Errno 28] No space left on device : Traceback (most recent)",
+        )
 
 
 def user_pages(whole: Decision) -> Iterator[str]:
@@ -259,26 +370,13 @@ def user_pages(whole: Decision) -> Iterator[str]:
         TrainingRun.objects.filter(status=status).latest("pk") for status in ("succeeded", "refused")
     )
     policy, first = Policy.objects.filter(agent=AGENT).order_by("-pk")[:2]
-    batch, experiment = ImportBatch.objects.latest("pk"), Experiment.objects.latest("pk")
-    yield from (
-        "/",
-        "/start/",
-        "/start/?agent=",
-        "/glossary/",
-        "/problems/",
-        "/import/",
-        "/imports/",
-        "/export/",
-    )
+    batch = ImportBatch.objects.latest("pk")
+    yield from ("/ /start/ /start/?agent= /glossary/ /problems/ /people/ /import/ /imports/ /export/").split()
     yield from (
         f"/start/?agent={AGENT}&step={step}" for step in ("connect", "rate", "train", "compare", "promote")
     )
     yield from (f"/rate/?agent={AGENT}", f"/rate/pairs/?agent={AGENT}", f"/agreement/?agent={AGENT}")
-    yield from (
-        f"/imports/{batch.pk}/",
-        "/decisions/",
-        "/decisions/?q=nothing+of+it",
-    )
+    yield from (f"/imports/{batch.pk}/", "/decisions/", "/decisions/?q=nothing+of+it")
     yield from (f"/decisions/?agent={AGENT}&rated=disputed", f"/decisions/{whole.pk}/")
     yield from (f"/agents/{AGENT}/", f"/agents/{AGENT}/change/", f"/agents/{AGENT}/playground/?policy=base")
     yield from (
@@ -288,11 +386,12 @@ def user_pages(whole: Decision) -> Iterator[str]:
         f"/runs/compare/?run={run.pk}&run={run.pk - 1}",
     )
     Upstream.objects.get_or_create(name="local", url="http://localhost:11434/v1", model="qwen3:8b")
-    yield "/upstreams/"
+    yield from ("/upstreams/", f"/feedback/{token_sign(whole.pk)}?thumb=up")
+    yield from ("/savings/", f"/agents/{AGENT}/flywheel/")
     yield from ("/policies/", f"/policies/{policy.name}/", f"/policies/{policy.name}/answers/")
     yield from (f"/policies/{first.name}/", f"/policies/compare/?left={first.name}&right={policy.name}")
-    yield from ("/reward-models/", f"/reward-models/{AGENT}-rm-v100/")
-    yield from ("/experiments/", f"/experiments/{experiment.pk}/")
+    yield from ("/experiments/", "/experiments/new/")
+    yield from (f"/experiments/{one.pk}/" for one in Experiment.objects.all())
     yield from (
         address
         for one in JudgingRound.objects.all()

@@ -1,7 +1,5 @@
 """A PostgreSQL cluster of the tests' own: made, started and thrown away; reached through a socket in its own folder."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil
@@ -77,18 +75,37 @@ def cluster(settings: Sequence[str] = ("fsync=off",)) -> Iterator[str]:
             os.chown(home, person.pw_uid, person.pw_gid)
         data = home / "data"
         made = subprocess.run(
-            [*before, folder / "initdb", "-D", data, "-U", "ratchet", "-A", "trust", "-E", "UTF8", "--no-sync"],
-            capture_output=True, text=True, cwd=home, check=False,
-        )  # fmt: skip
+            [
+                *before,
+                folder / "initdb",
+                "-D",
+                data,
+                *"-U ratchet -A trust -E UTF8 --no-sync".split(),
+            ],
+            capture_output=True,
+            text=True,
+            cwd=home,
+            check=False,
+        )
         if made.returncode != 0:
             raise NoPostgres(f"initdb failed: {made.stderr.strip()}")
         options = [part for setting in settings for part in ("-c", setting)]
         with (home / "log").open("w") as log:
             server = subprocess.Popen(
-                [*before, folder / "postgres", "-D", data, "-k", home, "-c", "listen_addresses=",
-                 "-c", "max_connections=200", *options],
-                stdout=log, stderr=log, cwd=home,
-            )  # fmt: skip
+                [
+                    *before,
+                    folder / "postgres",
+                    "-D",
+                    data,
+                    "-k",
+                    home,
+                    *"-c listen_addresses= -c max_connections=200".split(),
+                    *options,
+                ],
+                stdout=log,
+                stderr=log,
+                cwd=home,
+            )
         try:
             _wait(server, home)
             yield f"postgres://ratchet@{quote(str(home), safe='')}/postgres"
@@ -96,6 +113,43 @@ def cluster(settings: Sequence[str] = ("fsync=off",)) -> Iterator[str]:
             # at once, clients or not: what is in it is thrown away
             stop = [*before, folder / "pg_ctl", "stop", "-D", data, "-m", "immediate"]
             subprocess.run(stop, capture_output=True, cwd=home, check=False)
+            server.wait(timeout=START_S)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def pooled(url: str) -> Iterator[str]:
+    """The same database through a pgbouncer of its own, two connections in transaction mode. Skips the test where there
+    is none; fails under CI=true."""
+    found = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
+    if not Path(found).exists():
+        if os.environ.get("CI") == "true":
+            raise NoPostgres("pgbouncer is not installed")
+        pytest.skip("needs pgbouncer: install the package")
+    before, person = _runner()
+    socket, name = unquote(url.split("@")[1].split("/")[0]), url.rpartition("/")[2]
+    home = Path(tempfile.mkdtemp(prefix="ratchet-pool-"))
+    try:
+        (home / "pool.ini").write_text(
+            f"[databases]\n{name} = host={socket} dbname={name} user=ratchet\n[pgbouncer]\nlisten_addr =\n"
+            f"unix_socket_dir = {home}\nlisten_port = 6432\nauth_type = any\npool_mode = transaction\n"
+            "default_pool_size = 2\nmax_client_conn = 100\n"
+        )
+        if person:
+            for path in (home, home / "pool.ini"):
+                os.chown(path, person.pw_uid, person.pw_gid)
+        with (home / "log").open("w") as log:
+            server = subprocess.Popen([*before, found, home / "pool.ini"], stdout=log, stderr=log, cwd=home)
+        try:
+            deadline = time.monotonic() + START_S
+            while not (home / ".s.PGSQL.6432").exists():
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise NoPostgres(f"pgbouncer does not start: {(home / 'log').read_text()[-2000:]}")
+                time.sleep(0.05)
+            yield f"postgres://ratchet@{quote(str(home), safe='')}:6432/{name}"
+        finally:
+            server.terminate()
             server.wait(timeout=START_S)
     finally:
         shutil.rmtree(home, ignore_errors=True)

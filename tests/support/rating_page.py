@@ -1,23 +1,13 @@
 """A rater before the rating page: decisions to rate, the hidden fields of its form, and its buttons."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
-import pytest
 from django.test import Client
 
 from feedback.models import Decision
 from feedback.services import decision_record
 from rl.agents import AGENTS
-from tests.support.api_client import person
-
-
-@pytest.fixture
-def rater(client: Client) -> Client:
-    client.force_login(person("ada", "rater"))
-    return client
 
 
 def record(agent: str = "assistant", **facts: Any) -> Decision:

@@ -10,6 +10,8 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,8 +32,10 @@ def free_port() -> int:
 class Server:
     """gunicorn with its workers on a port of its own; `DATABASE_URL` and `RATCHET_HOME` as given."""
 
-    def __init__(self, database_url: str, home: Path, *, workers: int = 2, threads: int = 4) -> None:
-        self.home = home
+    def __init__(
+        self, database_url: str, home: Path, *, workers: int = 2, threads: int = 4, root: Path = ROOT
+    ) -> None:
+        self.home, self.root = home, root
         self.database_url = database_url
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
@@ -50,9 +54,13 @@ class Server:
     def manage(self, *arguments: str) -> str:
         """Run a command of the project; returns what it printed on stdout."""
         done = subprocess.run(
-            [sys.executable, ROOT / "manage.py", *arguments],
-            env=self.environment, capture_output=True, text=True, check=False, cwd=ROOT,
-        )  # fmt: skip
+            [sys.executable, self.root / "manage.py", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.root,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -71,29 +79,57 @@ class Server:
         key: str = made["key"]
         return key
 
+    @contextmanager
+    def training_worker(self) -> Iterator[subprocess.Popen[bytes]]:
+        """`serve --only training` on the same data, stopped at the end."""
+        process = subprocess.Popen(
+            [sys.executable, str(self.root / "manage.py"), "serve", "--only", "training"],
+            env=self.environment,
+            cwd=self.root,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gunicorn", "backend.wsgi", "--bind", f"127.0.0.1:{self.port}",
-             "--workers", str(self.workers), "--threads", str(self.threads), "--keep-alive", "130",
-             "--log-level", "warning"],
-            env=self.environment, stdout=self._log, stderr=self._log, cwd=ROOT,
+            [
+                sys.executable,
+                *"-m gunicorn backend.wsgi --bind".split(),
+                f"127.0.0.1:{self.port}",
+                "--workers",
+                str(self.workers),
+                "--threads",
+                str(self.threads),
+                *"--keep-alive 130 --log-level warning".split(),
+            ],
+            env=self.environment,
+            stdout=self._log,
+            stderr=self._log,
+            cwd=self.root,
             start_new_session=True,  # a group of its own, to be killed as one
-        )  # fmt: skip
+        )
         deadline = time.monotonic() + START_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
-                assert self._process.poll() is None, self.log()
-                assert time.monotonic() < deadline, self.log()
-                time.sleep(0.05)
+        while not self._listens():
+            assert self._process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.05)
 
     def kill(self) -> None:
         """End it as a power cut would: every process at once, nothing finished."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            while self._listens():  # a worker that is still dying holds the address
+                time.sleep(0.05)
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def log(self) -> str:
         return (self.home / "server.log").read_text("utf-8", "replace")[-5000:]

@@ -1,7 +1,5 @@
 """What tests of serving answer with: GGUF files of the bundled base and two adapters, and a backend that parrots."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,9 +36,9 @@ class Files(NamedTuple):
 @functools.cache
 def gguf_files() -> Files:
     """Made unchecked: what the exporters check is tested with them."""
+    from rl.export.gguf import writer_for
     from rl.export.gguf_lora import lora_write
     from rl.export.gguf_names import layout_of
-    from rl.export.gguf_write import writer_for
     from rl.export.source import source_open
     from tests.support.tiny_models import tiny_adapter
 
@@ -115,9 +113,15 @@ def written_by_the_asking_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def policy_made(name: str, agent: str = "widgets", stage: str = "champion") -> Policy:
     """A policy in the registry with a GGUF adapter on record."""
     policy = Policy.objects.create(
-        name=name, agent=agent, stage=stage, base_model="bundled", base_model_hash=base_hash(str(BUNDLED)),
-        adapter_path="nowhere", adapter_sha256="", feedback_count=1,
-    )  # fmt: skip
+        name=name,
+        agent=agent,
+        stage=stage,
+        base_model="bundled",
+        base_model_hash=base_hash(str(BUNDLED)),
+        adapter_path="nowhere",
+        adapter_sha256="",
+        feedback_count=1,
+    )
     Artifact.objects.create(
         policy=policy, format="gguf-lora", path=f"exports/{name}-LoRA.gguf", bytes=1, sha256="0"
     )

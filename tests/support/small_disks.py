@@ -1,7 +1,5 @@
 """Small disks for tests: a tmpfs of a few megabytes that can be filled, or made read-only."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Prompts that stand on the side of the split where a test needs them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from feedback.models import prompt_hash

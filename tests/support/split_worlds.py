@@ -1,8 +1,6 @@
 """Made-up worlds in which rated prompts keep coming and no policy is better than its champion: what the split is tried
 on, from the draw of the sides to the gate's verdict."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,13 +63,12 @@ def group_leaders(growth: Growth, random: np.random.Generator) -> np.ndarray:
     sizes: list[int] = []
     while sum(sizes) < total:
         sizes.append(int(min(1 + random.pareto(1.1), total / 5)))
-    starts = np.cumsum([0, *sizes[:-1]])
-    return np.repeat(starts, sizes)[:total]
+    return np.repeat(np.cumsum([0, *sizes[:-1]]), sizes)[:total]
 
 
-THINGS = "bag hat dog key coat book ring phone scarf glove lamp purse".split()  # noqa: SIM905
-PLACES = "track bus gate hall stairs ferry desk lift shop bench".split()  # noqa: SIM905
-WISHES = "lost found broken stolen wet dirty sold left".split()  # noqa: SIM905
+THINGS = "bag hat dog key coat book ring phone scarf glove lamp purse".split()
+PLACES = "track bus gate hall stairs ferry desk lift shop bench".split()
+WISHES = "lost found broken stolen wet dirty sold left".split()
 
 
 def short_prompt(group: int, number: int) -> str:

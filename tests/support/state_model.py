@@ -1,7 +1,5 @@
 """What an installation must hold after any order of requests: the model that `test_api_stateful` compares it with."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -155,9 +153,10 @@ class Model:
     def new_of(self, file: dict[str, Any]) -> dict[str, set[str]]:
         """What an import of the file must bring: what is not here, and was not forgotten."""
         fresh = {
-            pk for pk, facts in file["decisions"].items()
+            pk
+            for pk, facts in file["decisions"].items()
             if pk not in self.decisions and pk not in self.erased and not self._unit_gone(file, facts)
-        }  # fmt: skip
+        }
         new = {"decisions": fresh} | {name: set() for name in COUNTED.values()}
         here = set(self.decisions) | fresh
         for pk, word in file["words"].items():
@@ -189,10 +188,14 @@ class Model:
         self.batches[batch] = True
         spoken = self._spoken_of()
         gone = {
-            pk for pk, facts in self.decisions.items()
+            pk
+            for pk, facts in self.decisions.items()
             if pk not in spoken
-            and (facts.batch == batch or (pk in touched and facts.batch is not None and self.batches[facts.batch]))
-        }  # fmt: skip
+            and (
+                facts.batch == batch
+                or (pk in touched and facts.batch is not None and self.batches[facts.batch])
+            )
+        }
         self._remove(gone)
         return gone
 
@@ -200,14 +203,13 @@ class Model:
 def line_of(body: dict[str, Any], rating: str, rater: str) -> dict[str, Any]:
     """A decision with a rating, as a line of our own format that another installation exported."""
     messages = [{"role": "user", "content": body["messages"]}]
-    said = {
-        "id": rating,
-        "rater": rater,
-        "rater_kind": "human",
-        "thumb": "up",
-        "created_at": "2026-01-02T00:00:00Z",
-    }
+    said = {"id": rating, "rater": rater, "rater_kind": "human", "thumb": "up"}
+    said |= {"created_at": "2026-01-02T00:00:00Z"}
     return {
-        "type": "decision", **body, "messages": messages, "created_at": "2026-01-01T00:00:00Z", "ratings": [said],
+        "type": "decision",
+        **body,
+        "messages": messages,
+        "created_at": "2026-01-01T00:00:00Z",
+        "ratings": [said],
         "outcomes": [],
-    }  # fmt: skip
+    }

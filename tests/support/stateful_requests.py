@@ -1,7 +1,5 @@
 """Requests in any order: each says what its answer must be, by the model of `tests.support.state_model`."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections import Counter
@@ -11,12 +9,7 @@ from typing import Any
 from django.apps import apps
 from django.db import transaction
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from feedback.cache import forget_all
 from feedback.erasure.service import UnitUnknown, unit_forget
@@ -28,9 +21,9 @@ from tests.support.state_model import Facts, Model, line_of
 
 AGENTS, UNITS, RATERS = ("helper", "filer"), ("", "u1", "u2"), ("ann", "bob")
 PAGES = (
-    "/api/decisions/", "/api/imports/", "/api/withdrawals/", "/api/agreement/?agent=helper", "/api/online/helper/",
-    "/api/policies/helper", "/api/decisions/?q=secret", "/api/decisions/?rated=true",
-)  # fmt: skip
+    "/api/decisions/ /api/imports/ /api/withdrawals/ /api/agreement/?agent=helper /api/online/helper/ "
+    "/api/policies/helper /api/decisions/?q=secret /api/decisions/?rated=true"
+).split()
 
 agents, units, raters = st.sampled_from(AGENTS), st.sampled_from(UNITS), st.sampled_from(RATERS)
 picks = st.integers(0, 10_000)
@@ -105,9 +98,14 @@ class Requests(RuleBasedStateMachine):
         generation = self.model.generations[unit]
         text = f"question {n % 2}, secret of {unit}.{generation}." if unit else f"question {n % 2}"
         return {
-            "id": self.id(), "agent": agent, "messages": text, "response": f"answer {n % 3}", "unit": unit,
-            "state": {"text": text}, "tags": [f"t{n % 2}"],
-        }  # fmt: skip
+            "id": self.id(),
+            "agent": agent,
+            "messages": text,
+            "response": f"answer {n % 3}",
+            "unit": unit,
+            "state": {"text": text},
+            "tags": [f"t{n % 2}"],
+        }
 
     @rule(agent=agents, unit=units, n=picks, twice=st.booleans())
     def record(self, agent: str, unit: str, n: int, twice: bool) -> None:
@@ -146,12 +144,8 @@ class Requests(RuleBasedStateMachine):
     def score(self, agent: str, n: int) -> None:
         """A decision and its rating in one request; a retry of it makes neither again."""
         before = set(map(str, Decision.objects.values_list("pk", flat=True)))
-        body = {
-            "id": self.id(),
-            "prompt": f"question {n % 2}",
-            "response": f"answer {n % 3}",
-            "score": n % 5 / 4,
-        }
+        body = {"id": self.id(), "prompt": f"question {n % 2}", "response": f"answer {n % 3}"}
+        body |= {"score": n % 5 / 4}
         self.send(f"/api/policies/feedback/{agent}", body, 201)
         self.send(f"/api/policies/feedback/{agent}", body, 200)
         rating = Rating.objects.get(pk=body["id"])
@@ -243,18 +237,16 @@ class Requests(RuleBasedStateMachine):
     @rule(pick=picks, by=st.sampled_from(["ids", "unit", "agent", "batch"]), dry_run=st.booleans())
     def withdraw(self, pick: int, by: str, dry_run: bool) -> None:
         chosen = self.model.decisions[self.model.one(pick)]
-        values = {
-            "unit": chosen.unit,
-            "agent": chosen.agent,
-            "batch": chosen.batch,
-            "ids": [self.model.one(pick)],
-        }
+        values = {"unit": chosen.unit, "agent": chosen.agent, "batch": chosen.batch}
+        values |= {"ids": [self.model.one(pick)]}
         if not values[by]:
             return
         wanted = {
-            pk for pk, facts in self.model.decisions.items()
-            if facts.withdrawal is None and (pk in values["ids"] if by == "ids" else getattr(facts, by) == values[by])
-        }  # fmt: skip
+            pk
+            for pk, facts in self.model.decisions.items()
+            if facts.withdrawal is None
+            and (pk in values["ids"] if by == "ids" else getattr(facts, by) == values[by])
+        }
         done = self.send(
             "/api/withdrawals/", {by: values[by], "dry_run": dry_run}, 201 if wanted and not dry_run else 200
         ).json()
@@ -294,10 +286,8 @@ class Requests(RuleBasedStateMachine):
 
     @rule()
     def export(self) -> None:
-        answer = self.get("/api/ratings/export/", 200)
-        text = b"".join(answer.streaming_content).decode()
-        rows = [json.loads(line) for line in text.splitlines()]
-        file = self.model.exported(rows)
+        text = b"".join(self.get("/api/ratings/export/", 200).streaming_content).decode()
+        file = self.model.exported([json.loads(line) for line in text.splitlines()])
         self.files.append({"text": text, **file})
 
     @rule(agent=agents, unit=units, n=picks, rater=raters)

@@ -21,12 +21,8 @@ REQUEST: TypeAdapter[Any] = TypeAdapter(MessageCreateParamsStreaming | MessageCr
 MESSAGES: TypeAdapter[Any] = TypeAdapter(list[MessageParam])
 TOOLS: TypeAdapter[Any] = TypeAdapter(list[ToolParam])
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-USAGE = {
-    "input_tokens": 12,
-    "cache_read_input_tokens": 100,
-    "cache_creation_input_tokens": 8,
-    "output_tokens": 5,
-}
+USAGE = {"input_tokens": 12, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 8}
+USAGE |= {"output_tokens": 5}
 KEY = "sk-ant-test-0123456789"
 
 
@@ -123,10 +119,9 @@ class AnthropicServer:
         return None
 
     def message(self) -> dict[str, Any]:
-        made = {
-            "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-test-1-20261101",
-            "content": self.blocks, "stop_reason": self.stop_reason, "stop_sequence": None, "usage": USAGE,
-        }  # fmt: skip
+        made = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude-test-1-20261101"}
+        made |= {"content": self.blocks, "stop_reason": self.stop_reason, "stop_sequence": None}
+        made |= {"usage": USAGE}
         Message.model_validate(made)
         return made
 
@@ -163,8 +158,7 @@ def _error(kind: str, message: str) -> dict[str, Any]:
 def _block_events(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A block as it begins, and its deltas."""
     if block["type"] == "text":
-        words = block["text"].split(" ")
-        texts = [word if n == 0 else f" {word}" for n, word in enumerate(words)]
+        texts = [word if n == 0 else f" {word}" for n, word in enumerate(block["text"].split(" "))]
         return {**block, "text": ""}, [{"type": "text_delta", "text": text} for text in texts]
     if block["type"] == "tool_use":
         raw = json.dumps(block["input"])
@@ -172,5 +166,6 @@ def _block_events(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str,
         return {**block, "input": {}}, parts
     thought = [{"type": "thinking_delta", "thinking": block["thinking"]}]
     return {**block, "thinking": "", "signature": ""}, [
-        *thought, {"type": "signature_delta", "signature": block["signature"]},
-    ]  # fmt: skip
+        *thought,
+        {"type": "signature_delta", "signature": block["signature"]},
+    ]

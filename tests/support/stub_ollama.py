@@ -35,10 +35,16 @@ class OllamaServer:
             def do_GET(self) -> None:
                 stub.asked.append(("GET", self.path))
                 listed = [
-                    {"model": name, "name": name, "digest": facts["digest"], "size": 3,
-                     "modified_at": "2026-11-21T09:00:00Z", "details": {}}
+                    {
+                        "model": name,
+                        "name": name,
+                        "digest": facts["digest"],
+                        "size": 3,
+                        "modified_at": "2026-11-21T09:00:00Z",
+                        "details": {},
+                    }
                     for name, facts in stub.models.items()
-                ]  # fmt: skip
+                ]
                 self._say(200, {"models": listed})
 
             def do_POST(self) -> None:

@@ -20,6 +20,9 @@ class ModelServer:
         """Error body of `statuses`, in place of the usual one."""
         self.retry_after = ""
         self.bodies: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        """Raw body and headers, in small letters."""
         self.tool_calls: list[dict[str, Any]] = []
         self.cut_stream = False
         """End a stream in its middle."""
@@ -38,8 +41,13 @@ class ModelServer:
                 self._json(200, {"object": "list", "data": [{"id": name} for name in stub.models]})
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                raw = self.rfile.read(int(self.headers["Content-Length"]))
+                body = json.loads(raw)
+                stub.requests.append(
+                    (raw.decode(), {name.lower(): text for name, text in self.headers.items()})
+                )
                 stub.bodies.append(body)
+                stub.paths.append(self.path)
                 time.sleep(stub.delay_s)
                 status = stub.statuses.pop(0) if stub.statuses else 200
                 if status == 0:

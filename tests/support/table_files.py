@@ -1,17 +1,12 @@
 """Records, ratings and refusals of a file of rows."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from feedback.transfer import formats
 from feedback.transfer.formats import ColumnMap
-from feedback.transfer.formats.records import (
-    ImportedDecision,
-    Record,
-)
+from feedback.transfer.formats.records import ImportedDecision, Record
 from tests.support.formats import written
 
 Q = "prompt=q,response=a"

@@ -1,7 +1,5 @@
 """Tiny random causal models of several architectures and LoRA adapters for them: quick to make, no network."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil
@@ -57,18 +55,9 @@ REGEXES = {
 }
 """Kind of tokenizer -> the pattern it splits text by."""
 
-TOKENIZERS = {
-    "llama": "llama3",
-    "mistral": "sentencepiece",
-    "qwen2": "qwen2",
-    "qwen3": "qwen2",
-    "phi3": "sentencepiece",
-    "gemma": "gemma",
-    "gemma2": "gemma",
-    "gemma3_text": "gemma",
-    "gpt2": "gpt2",
-    "opt": "gpt2",
-}
+TOKENIZERS = {"llama": "llama3", "mistral": "sentencepiece", "qwen2": "qwen2", "qwen3": "qwen2"}
+TOKENIZERS |= {"phi3": "sentencepiece", "gemma": "gemma", "gemma2": "gemma", "gemma3_text": "gemma"}
+TOKENIZERS |= {"gpt2": "gpt2", "opt": "gpt2"}
 """Architecture -> the kind of tokenizer its published models carry."""
 
 
@@ -240,13 +229,8 @@ def _config(architecture: str, hidden: int, layers: int, vocabulary: int) -> dic
             "n_positions": CONTEXT,
             "vocab_size": vocabulary,
         }
-    common: dict[str, Any] = {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": CONTEXT,
-    }
+    common: dict[str, Any] = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4}
+    common |= {"vocab_size": vocabulary, "max_position_embeddings": CONTEXT}
     if architecture == "opt":
         return {**common, "ffn_dim": 2 * hidden, "word_embed_proj_dim": hidden}
     common |= {"num_key_value_heads": 2, "intermediate_size": 2 * hidden}

@@ -1,7 +1,5 @@
 """A folder that is removed by another process just before its entries are read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

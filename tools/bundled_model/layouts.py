@@ -11,19 +11,19 @@ from tools.bundled_model import words
 from tools.bundled_model.examples import chat
 
 TASKS = (
-    "request", "ticket", "question", "note", "case", "task", "message", "situation", "event", "step", "order", "guest",
-    "reading", "call", "visit", "item", "job", "customer", "document", "patient",
-)  # fmt: skip
+    "request ticket question note case task message situation event step order guest reading call visit "
+    "item job customer document patient"
+).split()
 
 KEYS = (
-    "choice", "option", "action", "tool", "route", "label", "category", "answer", "item", "pick", "plan", "queue",
-    "priority", "model", "template", "next", "team", "urgency", "status", "kind", "colour", "level", "result",
-)  # fmt: skip
+    "choice option action tool route label category answer item pick plan queue priority model template "
+    "next team urgency status kind colour level result"
+).split()
 
 FIELDS = (
-    "status", "since", "on", "from", "size", "kind", "hour", "mood", "place", "weather", "language", "amount", "id",
-    "channel", "season", "tier", "age", "topic", "text", "subject", "reader", "load",
-)  # fmt: skip
+    "status since on from size kind hour mood place weather language amount id channel season tier age "
+    "topic text subject reader load"
+).split()
 
 
 def task_of(random: Random) -> str:
@@ -93,10 +93,23 @@ def prompt(
     first = random.choice(("Available", "Known", "Allowed", "Possible", "All", "The"))
     head = head or random.choice(
         (
-            several, several, several, key, key, "options", "options", "choices", "one of", "allowed", "listed",
-            f"{first} {several}", several.capitalize(), f"{first.lower()} {several}", "Options",
+            several,
+            several,
+            several,
+            key,
+            key,
+            "options",
+            "options",
+            "choices",
+            "one of",
+            "allowed",
+            "listed",
+            f"{first} {several}",
+            several.capitalize(),
+            f"{first.lower()} {several}",
+            "Options",
         )
-    )  # fmt: skip
+    )
     if random.random() < 0.06:
         state: dict[str, Any] = {
             line.partition(": ")[0]: line.partition(": ")[2] for line in about if ": " in line

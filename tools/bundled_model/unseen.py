@@ -60,9 +60,12 @@ class Unseen:
             names = {"type": "array", "items": names, "uniqueItems": True, "minItems": 1}
         elif self.kind == ORDER:
             names = {
-                "type": "array", "items": names, "uniqueItems": True,
-                "minItems": len(options), "maxItems": len(options),
-            }  # fmt: skip
+                "type": "array",
+                "items": names,
+                "uniqueItems": True,
+                "minItems": len(options),
+                "maxItems": len(options),
+            }
         properties = {self.key: names, **dict(self.properties)}
         return {
             "type": "object",

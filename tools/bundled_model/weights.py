@@ -4,7 +4,7 @@ Naming one of the listed options takes an induction circuit: a head that notes f
 it, and a later head that finds the place where the token just written stood before, and reads on from there (Olsson
 et al. 2022, arXiv 2209.11895). From random weights it appears after thousands of steps; drawn into the weights
 roughly, in the spirit of mimetic initialisation (Trockman and Kolter 2023, arXiv 2305.09828), training only has to
-sharpen it. Everything stays trainable. Measured: docs/base-model.md.
+sharpen it. Everything stays trainable. Measured: docs/models.md.
 """
 
 from __future__ import annotations

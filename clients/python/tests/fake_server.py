@@ -1,7 +1,5 @@
 """A server of Ratchet's on a real socket, and what a collector left behind: for the tests of the client side."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Traces from saved checkpoints: every message once, whatever shape it was saved in, with ids that never change."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,6 @@ import pytest
 
 from fake_server import spooled
 from ratchet_client import CheckpointLoader, TraceCollector, checkpoints
-from ratchet_client.checkpoints import _Session
 
 Message = dict[str, Any]
 
@@ -66,9 +63,6 @@ def decisions(traces: list[dict[str, Any]]) -> list[tuple[list[str], str]]:
     ]
 
 
-# --- One checkpoint -----------------------------------------------------------------------------------------
-
-
 def test_answers_become_decisions_with_everything_said_before(tmp_path: Path) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
@@ -81,10 +75,8 @@ def test_answers_become_decisions_with_everything_said_before(tmp_path: Path) ->
     (trace,) = CheckpointLoader(path).traces()
     assert (trace["agent"], trace["run_id"]) == ("support-bot", "s1")
     assert kinds(trace) == ["step", "decision", "step", "decision"]
-    assert decisions([trace]) == [
-        (["Be brief.", "Hi"], "Hello"),
-        (["Be brief.", "Hi", "Hello", "Sun?"], "Up"),
-    ]
+    expected = [(["Be brief.", "Hi"], "Hello"), (["Be brief.", "Hi", "Hello", "Sun?"], "Up")]
+    assert decisions([trace]) == expected
     assert [step["n"] for step in trace["steps"]] == [0, 1, 2, 3]
 
 
@@ -197,9 +189,6 @@ def test_a_session_log_of_one_message_a_line(tmp_path: Path) -> None:
     assert decisions([first, second]) == [(["Hi"], "Hello")]
 
 
-# --- Successive checkpoints -----------------------------------------------------------------------------------
-
-
 def chat(turns: int, start: int = 0) -> list[Message]:
     return [m for i in range(start, turns) for m in (user(f"question {i}"), assistant(f"answer {i}"))]
 
@@ -215,19 +204,12 @@ def test_each_message_comes_once_from_a_growing_session(tmp_path: Path) -> None:
     assert loader.overlapping == 2 + 4
 
 
-def test_files_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    for turns in (10, 2, 1):
-        save(tmp_path, f"cp{turns}.json", {"session_id": "s", "messages": chat(turns)})
-    assert [len(trace["steps"]) for trace in CheckpointLoader(tmp_path).traces()] == [2, 2, 16]
-
-
-def test_an_earlier_checkpoint_read_later_adds_nothing(tmp_path: Path) -> None:
+def test_growing_sessions(tmp_path: Path) -> None:
+    # an earlier checkpoint read later adds nothing
     save(tmp_path, "a.json", {"session_id": "s", "messages": chat(3)})
     save(tmp_path, "b.json", {"session_id": "s", "messages": chat(2)})
     assert len(list(CheckpointLoader(tmp_path).traces())) == 1
-
-
-def test_a_branch_gives_its_own_answer_to_the_same_prompt(tmp_path: Path) -> None:
+    # a branch gives its own answer to the same prompt
     save(tmp_path, "a.json", {"session_id": "s", "messages": [*chat(1), user("q"), assistant("first try")]})
     save(tmp_path, "b.json", {"session_id": "s", "messages": [*chat(1), user("q"), assistant("second try")]})
     found = decisions(list(CheckpointLoader(tmp_path).traces()))
@@ -235,9 +217,7 @@ def test_a_branch_gives_its_own_answer_to_the_same_prompt(tmp_path: Path) -> Non
         (["question 0", "answer 0", "q"], "first try"),
         (["question 0", "answer 0", "q"], "second try"),
     ]
-
-
-def test_a_window_that_slid_on_adds_its_new_end_alone(tmp_path: Path) -> None:
+    # a window that slid on adds its new end alone
     save(tmp_path, "a.json", {"session_id": "s", "messages": chat(4)})
     save(tmp_path, "b.json", {"session_id": "s", "messages": chat(6, start=2)})
     _, second = CheckpointLoader(tmp_path).traces()
@@ -296,30 +276,6 @@ def test_ids_follow_from_the_content(tmp_path: Path) -> None:
     assert ids == [s["id"] for t in later for s in t["steps"] if s["kind"] == "decision"]
 
 
-@pytest.mark.parametrize(
-    ("earlier", "later", "new_from"),
-    [
-        ([], "abc", 0),
-        (["abc"], "abc", 3),
-        (["abc"], "ab", 2),
-        (["abc"], "abcd", 3),
-        (["abc"], "abx", 2),
-        (["abcd"], "cdef", 2),
-        (["abcd"], "dxyz", 0),  # one message in common may be chance
-        (["abab"], "ababab", 4),
-        (["abc", "abx"], "abxy", 3),
-    ],
-)
-def test_where_a_checkpoint_goes_on(earlier: list[str], later: str, new_from: int) -> None:
-    session = _Session()
-    for course in earlier:
-        session.new_from([c.encode() for c in course])
-    assert session.new_from([c.encode() for c in later]) == new_from
-
-
-# --- What cannot be read --------------------------------------------------------------------------------------
-
-
 def test_broken_files_are_named_with_their_line_and_stop_nothing(tmp_path: Path) -> None:
     save(tmp_path, "a.json", '{"messages": [\n{"role": "user",\n')
     save(tmp_path, "b.jsonl", json.dumps({"session_id": "s", "messages": chat(1)}) + "\n{broken\n\n7\n")
@@ -344,15 +300,12 @@ def test_broken_files_are_named_with_their_line_and_stop_nothing(tmp_path: Path)
 def test_a_decision_too_long_for_the_server_is_refused_and_the_rest_kept(tmp_path: Path) -> None:
     messages = [user("x" * 900_000), assistant("long"), user("Hi"), assistant("Hello")]
     loader = CheckpointLoader(save(tmp_path, "a.json", {"messages": [*chat(1), *messages]}))
-    traces = list(loader.traces())
-    assert [response for _, response in decisions(traces)] == ["answer 0"]
+    assert [response for _, response in decisions(list(loader.traces()))] == ["answer 0"]
     assert all("at most 900,000 characters" in refused.reason for refused in loader.refused)
     assert len(loader.refused) == 2
 
 
-def test_a_long_session_comes_in_parts_a_server_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_session_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "PART_SIZE", 4_000)
     traces = list(CheckpointLoader(save(tmp_path, "a.json", {"messages": chat(20)})).traces())
     assert len(traces) > 3

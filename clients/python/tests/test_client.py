@@ -1,7 +1,5 @@
 """Client.decide, rate and outcome: what is sent, what comes back, what is raised, and what outlives a dead server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -77,11 +75,8 @@ def test_decide_sends_what_it_is_given_and_returns_the_decision(ratchet: Ratchet
         "run_id": "run-1",
         "metadata": {"channel": "web"},
     }
-    assert (decision.response, decision.action, decision.policy) == (
-        "billing",
-        {"queue": "billing"},
-        "support-bot-v2",
-    )
+    expected = ("billing", {"queue": "billing"}, "support-bot-v2")
+    assert (decision.response, decision.action, decision.policy) == expected
     assert (decision.arm, decision.propensity, decision.recorded) == ("challenger", 0.75, True)
     assert decision.facts["source"] == "decide"
 
@@ -124,10 +119,8 @@ def test_async_twins_send_the_same_and_run_side_by_side(ratchet: Ratchet, client
     ids = asyncio.run(session())
     assert len(client._pool._idle) == 3  # a connection for each request in flight, and all of them kept
     assert len(set(ids)) == 3
-    assert [path for path, _, _ in ratchet.requests[3:]] == [
-        f"/api/decisions/{ids[0]}/ratings/",
-        f"/api/decisions/{ids[0]}/outcomes/",
-    ]
+    expected = [f"/api/decisions/{ids[0]}/ratings/", f"/api/decisions/{ids[0]}/outcomes/"]
+    assert [path for path, _, _ in ratchet.requests[3:]] == expected
 
 
 @pytest.mark.parametrize(
@@ -140,9 +133,7 @@ def test_async_twins_send_the_same_and_run_side_by_side(ratchet: Ratchet, client
         ({"score": "0.5"}, "score: expected a number from 0 to 1"),
     ],
 )
-def test_a_rating_the_server_would_refuse_is_refused_at_once(
-    client: Client, ratchet: Ratchet, arguments: dict[str, Any], fault: str
-) -> None:
+def test_bad_rating(client: Client, ratchet: Ratchet, arguments: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         client.rate(KEY, **arguments)
     assert ratchet.requests == []
@@ -172,9 +163,7 @@ def test_a_refusal_names_status_code_and_fields(ratchet: Ratchet, client: Client
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_a_server_that_cannot_now_says_when_and_with_which_id_to_come_again(
-    ratchet: Ratchet, client: Client, status: int
-) -> None:
+def test_ids_to_come_again_with_are_told(ratchet: Ratchet, client: Client, status: int) -> None:
     _, text = refusal(status, "unavailable", "the database cannot be reached")
     ratchet.answer, ratchet.text = lambda path, body: status, lambda path, body: text
     ratchet.headers = {"Retry-After": "7"}
@@ -205,9 +194,7 @@ def test_a_server_that_is_not_there_is_unavailable(ratchet: Ratchet, client: Cli
         (502, "bad gateway", ServerUnavailable),
     ],
 )
-def test_something_else_at_the_url_is_told_apart(
-    ratchet: Ratchet, client: Client, status: int, text: str, error: type[RatchetError]
-) -> None:
+def test_not_us(ratchet: Ratchet, client: Client, status: int, text: str, error: type[RatchetError]) -> None:
     ratchet.answer, ratchet.text = lambda path, body: status, lambda path, body: text or " "
     with pytest.raises(error, match="check the url"):
         client.decide("Where?")
@@ -225,9 +212,7 @@ def test_a_long_answer_is_read_whole(ratchet: Ratchet, client: Client) -> None:
     assert client.decide("Where?").response == long
 
 
-def test_with_an_outbox_ratings_and_outcomes_outlive_a_dead_server_and_the_client(
-    ratchet: Ratchet, tmp_path: Path
-) -> None:
+def test_ratings_outlive_a_dead_server_and_the_client(ratchet: Ratchet, tmp_path: Path) -> None:
     ratchet.stop()
     client = Client("support-bot", ratchet.url, "key", tmp_path, fsync=False)
     rating = client.rate(KEY, thumb="up", id=uuid.UUID(int=1))
@@ -237,16 +222,12 @@ def test_with_an_outbox_ratings_and_outcomes_outlive_a_dead_server_and_the_clien
     ratchet.start()
     with Client("support-bot", ratchet.url, "key", tmp_path, fsync=False) as again:
         assert again.flush(20)
-    assert [(path.rsplit("/", 2)[-2], body["id"]) for path, _, body in ratchet.requests] == [
-        ("ratings", str(uuid.UUID(int=1))),
-        ("outcomes", outcome.id),
-    ]
+    expected = [("ratings", str(uuid.UUID(int=1))), ("outcomes", outcome.id)]
+    assert [(path.rsplit("/", 2)[-2], body["id"]) for path, _, body in ratchet.requests] == expected
     assert ratchet.requests[0][2] == {"id": str(uuid.UUID(int=1)), "thumb": "up"}
 
 
-def test_a_rating_neither_server_nor_disk_takes_is_said_to_be_unsaved(
-    ratchet: Ratchet, tmp_path: Path
-) -> None:
+def test_a_rating_that_nothing_takes_is_unsaved(ratchet: Ratchet, tmp_path: Path) -> None:
     ratchet.stop()
     (tmp_path / "spool").write_text("a file where the folder should be")
     client = Client("support-bot", ratchet.url, "key", tmp_path / "spool", fsync=False)
@@ -255,9 +236,7 @@ def test_a_rating_neither_server_nor_disk_takes_is_said_to_be_unsaved(
     client.close(0.1)
 
 
-def test_decisions_of_the_apps_own_are_recorded_through_the_same_outbox(
-    ratchet: Ratchet, tmp_path: Path
-) -> None:
+def test_own_decisions_go_through_the_outbox(ratchet: Ratchet, tmp_path: Path) -> None:
     with Client("support-bot", ratchet.url, "key", tmp_path, fsync=False) as client:
         key = client.collector.decision("Where?", "There", policy="rules-v1")
         client.rate(key, thumb="up", rater="user-7")

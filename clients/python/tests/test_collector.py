@@ -1,7 +1,5 @@
 """The client side: what is recorded, and that it never stands in the way of the app."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -18,13 +16,7 @@ from typing import Any
 import pytest
 
 from fake_server import ROOT, Ratchet, spooled, steps
-from ratchet_client import (
-    TraceCollector,
-    records_decision,
-    records_tool,
-    redact_keys,
-    traces,
-)
+from ratchet_client import TraceCollector, records_decision, records_tool, redact_keys, traces
 from ratchet_client.json_values import to_json
 
 
@@ -39,9 +31,6 @@ def ratchet() -> Iterator[Ratchet]:
     server = Ratchet()
     yield server
     server.stop()
-
-
-# --- Traces --------------------
 
 
 def test_a_trace_holds_its_steps_in_order_with_what_was_given_and_returned(collector: TraceCollector) -> None:
@@ -75,11 +64,8 @@ def test_a_trace_holds_its_steps_in_order_with_what_was_given_and_returned(colle
     assert (failed["status"], failed["error"]) == ("failed", "TimeoutError: no lock")
     assert decision["id"] == key == str(uuid.UUID(key))
     assert decision["messages"] == [{"role": "user", "content": "Where?"}]
-    assert (decision["response"], decision["candidates"], decision["propensity"]) == (
-        "There",
-        ["There", "Here"],
-        0.5,
-    )
+    expected = ("There", ["There", "Here"], 0.5)
+    assert (decision["response"], decision["candidates"], decision["propensity"]) == expected
     assert (decision["unit"], decision["policy"], decision["run_id"]) == ("user-1", "rules-v1", "run-7")
 
 
@@ -96,11 +82,8 @@ def test_what_happens_within_a_step_belongs_to_it(collector: TraceCollector) -> 
         with trace.step("outer"):
             trace.step("inner")
         trace.step("after")
-    assert [(s["name"], s["parent"]) for s in steps(collector)] == [
-        ("outer", None),
-        ("inner", 0),
-        ("after", None),
-    ]
+    expected = [("outer", None), ("inner", 0), ("after", None)]
+    assert [(s["name"], s["parent"]) for s in steps(collector)] == expected
 
 
 def test_a_tool_call_that_never_ends_is_marked_so(collector: TraceCollector) -> None:
@@ -120,9 +103,7 @@ def test_threads_may_record_into_one_trace(collector: TraceCollector) -> None:
     assert [step["n"] for step in found] == list(range(400))
 
 
-def test_a_long_trace_goes_in_parts_that_lose_no_step(
-    collector: TraceCollector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_trace_is_sent_in_parts(collector: TraceCollector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "PART_SIZE", 5_000)
     with collector.trace() as trace, trace.step("all"):
         for i in range(100):
@@ -179,9 +160,6 @@ def test_a_long_prompt_is_never_cut(collector: TraceCollector) -> None:
     assert steps(collector)[0]["messages"][0]["content"] == prompt
 
 
-# --- Values --------------------
-
-
 class Rude:
     def __repr__(self) -> str:
         raise RuntimeError("no")
@@ -199,14 +177,7 @@ class Point:
         (float("inf"), "inf"),
         (2**200, "<int of 201 bits>"),
         ("a\x00b\ud800c", "a\ufffdb\ufffdc"),
-        (
-            {
-                1: {
-                    2,
-                }
-            },
-            {"1": [2]},
-        ),
+        ({1: {2}}, {"1": [2]}),
         (Point(1, b"abc"), {"x": 1, "y": "<bytes of 3>"}),
         (ValueError("bad"), "ValueError: bad"),
         (Rude(), "<Rude whose repr raised RuntimeError>"),
@@ -239,12 +210,7 @@ def test_an_iterator_is_not_consumed() -> None:
     assert list(numbers) == [1, 2, 3]
 
 
-# --- Never in the app's way --------------------
-
-
-def test_a_spool_that_cannot_be_written_raises_nothing_and_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_spool_that_cannot_be_written_is_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "spool").write_text("a file where the folder should be")
     collector = TraceCollector("support-bot", spool_dir=tmp_path / "spool")
     for _ in range(3):
@@ -296,9 +262,6 @@ def test_a_url_that_cannot_be_is_refused_at_once(url: str, tmp_path: Path) -> No
         TraceCollector("support-bot", url, spool_dir=tmp_path)
 
 
-# --- Redaction --------------------
-
-
 def test_what_the_hook_masks_is_never_on_disk(tmp_path: Path) -> None:
     collector = TraceCollector(
         "support-bot", spool_dir=tmp_path / "spool", redact=redact_keys("Password", "token")
@@ -313,9 +276,7 @@ def test_what_the_hook_masks_is_never_on_disk(tmp_path: Path) -> None:
     assert steps(collector)[0]["arguments"]["password"] == "[redacted]"
 
 
-def test_a_hook_that_raises_drops_the_trace_rather_than_leak_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hook_that_raises_drops_the_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     collector = TraceCollector("support-bot", spool_dir=tmp_path, redact=lambda trace: trace["no such key"])
     collector.decision("my secret", "ok")
     assert spooled(collector) == []
@@ -335,9 +296,6 @@ def test_spooled_files_are_the_owners_alone(collector: TraceCollector) -> None:
     assert [path.stat().st_mode & 0o077 for path in files] == [0] * len(files)
 
 
-# --- Functions --------------------
-
-
 def test_a_decorated_function_records_its_decisions(collector: TraceCollector) -> None:
     @records_decision(
         collector,
@@ -354,12 +312,8 @@ def test_a_decorated_function_records_its_decisions(collector: TraceCollector) -
     assert (choose_queue.__name__, choose_queue.__doc__) == ("choose_queue", "Which queue.")
     (step,) = steps(collector)
     assert step["messages"] == [{"role": "user", "content": "Queue for refund?"}]
-    assert (step["response"], step["unit"], step["policy"], step["name"]) == (
-        "billing",
-        "u7",
-        "rules-v2",
-        "choose_queue",
-    )
+    expected = ("billing", "u7", "rules-v2", "choose_queue")
+    assert (step["response"], step["unit"], step["policy"], step["name"]) == expected
     assert step["candidates"] == ["billing", "sales"]
     assert collector.last_decision_id == step["id"]
 
@@ -393,17 +347,11 @@ def test_a_decision_that_raises_is_a_failed_task(collector: TraceCollector) -> N
     with pytest.raises(LookupError):
         choose("a")
     (step,) = steps(collector)
-    assert (step["kind"], step["name"], step["status"], step["error"]) == (
-        "task",
-        "choose",
-        "failed",
-        "LookupError: none",
-    )
+    expected = ("task", "choose", "failed", "LookupError: none")
+    assert (step["kind"], step["name"], step["status"], step["error"]) == expected
 
 
-def test_a_prompt_that_cannot_be_made_is_logged_and_nobody_elses_problem(
-    collector: TraceCollector, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_prompt_is_logged(collector: TraceCollector, caplog: pytest.LogCaptureFixture) -> None:
     @records_decision(collector, prompt=lambda x: x.missing)
     def choose(x: str) -> str:
         return "ok"
@@ -413,12 +361,7 @@ def test_a_prompt_that_cannot_be_made_is_logged_and_nobody_elses_problem(
     assert [s for s in steps(collector) if s["kind"] == "decision"] == []
 
 
-# --- Documentation ------------------------------------------------------------------------------------------
-
-
-def test_the_documented_examples_run(
-    ratchet: Ratchet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documented_examples_run(ratchet: Ratchet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Agent:
         def run(self, question: str) -> str:
             return question

@@ -1,7 +1,5 @@
 """Watching an agent changes nothing about it, whatever kind of agent it is."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import functools
@@ -17,20 +15,13 @@ from typing import Any
 import pytest
 
 from fake_server import spooled, steps
-from ratchet_client import (
-    Trace,
-    TraceCollector,
-    hook_into_agent,
-)
+from ratchet_client import Trace, TraceCollector, hook_into_agent
 
 
 @pytest.fixture
 def collector(tmp_path: Path) -> TraceCollector:
     """One without a server: what it records is read back from the spool."""
     return TraceCollector("support-bot", spool_dir=tmp_path / "spool", fsync=False)
-
-
-# --- Hooks --------------------
 
 
 class Bot:
@@ -87,12 +78,8 @@ def test_a_run_within_a_run_is_a_step_of_it(collector: TraceCollector) -> None:
     with hook_into_agent(bot, collector, tool_methods=[]):
         bot.run("q", depth=2)
     found = steps(collector)
-    assert [(s["kind"], s["parent"]) for s in found] == [
-        ("task", None),
-        ("step", 0),
-        ("step", 1),
-        ("decision", None),
-    ]
+    expected = [("task", None), ("step", 0), ("step", 1), ("decision", None)]
+    assert [(s["kind"], s["parent"]) for s in found] == expected
 
 
 def test_an_error_goes_through_and_is_recorded(collector: TraceCollector) -> None:

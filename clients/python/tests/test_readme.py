@@ -1,7 +1,5 @@
 """The README's blocks run, in their order, against a server; and the wheel needs nothing but Python."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json
@@ -50,9 +48,7 @@ def decisions(ratchet: Ratchet) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("away", [False, True], ids=["the server answers", "the server cannot decide"])
-def test_every_block_runs(
-    ratchet: Ratchet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
-) -> None:
+def test_blocks_run(ratchet: Ratchet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
     monkeypatch.chdir(tmp_path)
     first, twins, offline, *recording = [b.replace("http://localhost:8000", ratchet.url) for b in BLOCKS]
     assert len(recording) == 3
@@ -102,9 +98,7 @@ print(decision.response)
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="setuptools builds the wheel")
-def test_the_wheel_records_a_decision_in_a_python_with_nothing_installed(
-    ratchet: Ratchet, tmp_path: Path
-) -> None:
+def test_the_wheel_records_in_a_bare_python(ratchet: Ratchet, tmp_path: Path) -> None:
     source = tmp_path / "source"  # setuptools leaves folders behind, which are not to lie in the checkout
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
     build = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
@@ -118,11 +112,8 @@ def test_the_wheel_records_a_decision_in_a_python_with_nothing_installed(
         metadata = wheel.read(f"ratchet_client-{__version__}.dist-info/METADATA").decode()
         wheel.extractall(tmp_path / "installed")
     assert "Requires-Dist" not in metadata
-    modules = {path.name for path in (ROOT / "src" / "ratchet_client").glob("*.py")}
-    assert {path.name for path in (tmp_path / "installed" / "ratchet_client").iterdir()} == {
-        *modules,
-        "py.typed",
-    }
+    expected = {*{path.name for path in (ROOT / "src" / "ratchet_client").glob("*.py")}, "py.typed"}
+    assert {path.name for path in (tmp_path / "installed" / "ratchet_client").iterdir()} == expected
     python = [sys.executable, "-I", "-S", "-c", ISOLATED]
     arguments = [str(tmp_path / "installed"), ratchet.url, str(tmp_path / "spool")]
     process = subprocess.run([*python, *arguments], capture_output=True, text=True, check=False)

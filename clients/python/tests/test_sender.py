@@ -1,7 +1,5 @@
 """From the spool to the server: nothing lost, nothing twice, through dead servers, kills and forks."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -18,14 +16,11 @@ from pathlib import Path
 import pytest
 
 from fake_server import ROOT, Ratchet
-from ratchet_client import (
-    TraceCollector,
-    sender,
-)
+from ratchet_client import TraceCollector
+from ratchet_client.collector import Disposition, HttpConnection, HttpResponse, delivery_of
 from ratchet_client.outbox import Outbox
 from ratchet_client.problem_log import ProblemLog
 from ratchet_client.processes import exclusive
-from ratchet_client.sender import Delivery, Disposition, HttpConnection, HttpResponse, delivery_of
 
 
 @pytest.fixture
@@ -39,9 +34,6 @@ def ratchet() -> Iterator[Ratchet]:
 def connected(ratchet: Ratchet, tmp_path: Path) -> Iterator[TraceCollector]:
     with TraceCollector("support-bot", ratchet.url, "key", tmp_path / "spool", fsync=False) as found:
         yield found
-
-
-# --- Sending --------------------
 
 
 def test_everything_arrives_once_in_order_with_the_key(ratchet: Ratchet, connected: TraceCollector) -> None:
@@ -59,17 +51,11 @@ def test_ratings_and_outcomes_follow_their_decision(ratchet: Ratchet, connected:
     connected.rate(key, rater="user-7", thumb="up", tags=["short"])
     connected.outcome(key, "ticket_reopened", 1)
     assert connected.flush(10)
-    assert [path for path, _, _ in ratchet.requests] == [
-        "/api/traces/",
-        f"/api/decisions/{key}/ratings/",
-        f"/api/decisions/{key}/outcomes/",
-    ]
+    expected = ["/api/traces/", f"/api/decisions/{key}/ratings/", f"/api/decisions/{key}/outcomes/"]
+    assert [path for path, _, _ in ratchet.requests] == expected
     rating, outcome = ratchet.requests[1][2], ratchet.requests[2][2]
-    assert {k: v for k, v in rating.items() if k != "id"} == {
-        "rater": "user-7",
-        "thumb": "up",
-        "tags": ["short"],
-    }
+    expected = {"rater": "user-7", "thumb": "up", "tags": ["short"]}
+    assert {k: v for k, v in rating.items() if k != "id"} == expected
     assert (outcome["name"], outcome["value"]) == ("ticket_reopened", 1)
 
 
@@ -95,9 +81,7 @@ def test_a_new_process_sends_what_an_old_one_left(ratchet: Ratchet, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 408, 429, 500, 502, 503, 301])
-def test_what_may_pass_is_kept_and_sent_later(
-    ratchet: Ratchet, connected: TraceCollector, status: int
-) -> None:
+def test_what_may_pass_is_sent_later(ratchet: Ratchet, connected: TraceCollector, status: int) -> None:
     ratchet.answer = lambda path, body: status
     for i in range(3):
         connected.trace(f"run-{i}").finish()
@@ -109,9 +93,7 @@ def test_what_may_pass_is_kept_and_sent_later(
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_what_is_refused_for_good_is_kept_apart_with_the_reason(
-    ratchet: Ratchet, connected: TraceCollector, status: int
-) -> None:
+def test_refusals_are_kept_with_the_reason(ratchet: Ratchet, connected: TraceCollector, status: int) -> None:
     ratchet.answer = lambda path, body: status if body["run_id"] == "bad" else None
     connected.trace("bad").finish()
     connected.trace("good").finish()
@@ -122,9 +104,7 @@ def test_what_is_refused_for_good_is_kept_apart_with_the_reason(
     assert entry["reason"].startswith(f"HTTP {status}")
 
 
-def test_known_with_another_body_counts_as_sent_with_a_warning(
-    ratchet: Ratchet, connected: TraceCollector, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_known_differs(ratchet: Ratchet, connected: TraceCollector, caplog: pytest.LogCaptureFixture) -> None:
     ratchet.answer = lambda path, body: 409
     connected.trace("known").finish()
     assert connected.flush(10)
@@ -133,9 +113,7 @@ def test_known_with_another_body_counts_as_sent_with_a_warning(
 
 
 @pytest.mark.slow
-def test_one_trace_the_server_fails_on_does_not_hold_up_the_others(
-    ratchet: Ratchet, connected: TraceCollector
-) -> None:
+def test_one_failing_trace_holds_up_no_other(ratchet: Ratchet, connected: TraceCollector) -> None:
     ratchet.answer = lambda path, body: 500 if body["run_id"] == "poison" else None
     for run in ("a", "poison", "b"):
         connected.trace(run).finish()
@@ -192,26 +170,10 @@ def test_a_server_that_was_away_is_found_again(ratchet: Ratchet, connected: Trac
     assert ratchet.runs == Counter(["first", "second"])
 
 
-@pytest.mark.parametrize(
-    ("status", "disposition"),
-    [
-        (200, Disposition.DELIVERED),
-        (201, Disposition.DELIVERED),
-        (409, Disposition.DELIVERED),
-        (400, Disposition.REFUSED),
-        (500, Disposition.DEFERRED),
-        (503, Disposition.UNAVAILABLE),
-    ],
-)
-def test_what_an_answer_means(status: int, disposition: Disposition) -> None:
-    assert delivery_of(HttpResponse(status, "", None), "trace", lambda: False).disposition is disposition
-
-
-def test_delays_double_up_to_a_minute_and_heed_the_server() -> None:
-    stop = Delivery(Disposition.UNAVAILABLE)
-    assert [sender._delay(n, stop, lambda: 1.0) for n in (1, 2, 3, 8, 50)] == [0.5, 1.0, 2.0, 60.0, 60.0]
-    assert sender._delay(3, stop, lambda: 0.0) == 1.0
-    assert sender._delay(1, Delivery(Disposition.UNAVAILABLE, "", 30.0), lambda: 1.0) == 30.0
+def test_a_rating_of_a_decision_that_is_being_recorded_waits_alone() -> None:
+    body = '{"error": {"code": "pending", "message": "the decision is being recorded", "fields": {}}}'
+    found = delivery_of(HttpResponse(503, body, 1.0), "rating", lambda: False)
+    assert (found.disposition, found.retry_after_s) == (Disposition.DEFERRED, 1.0)
 
 
 def test_a_servers_wish_to_wait_is_read(ratchet: Ratchet) -> None:
@@ -221,8 +183,6 @@ def test_a_servers_wish_to_wait_is_read(ratchet: Ratchet) -> None:
     assert server.post("/api/traces/", b'{"id": "x"}').retry_after_s == 7.0
     server.close()
 
-
-# --- Processes --------------------
 
 CHILD = """
 import sys
@@ -268,9 +228,7 @@ for i in range(50):
     assert ratchet.runs == Counter({f"run-{i}": 1 for i in range(50)})
 
 
-def test_a_killed_process_loses_nothing_and_a_restart_sends_the_rest_once(
-    ratchet: Ratchet, tmp_path: Path
-) -> None:
+def test_a_killed_process_loses_nothing(ratchet: Ratchet, tmp_path: Path) -> None:
     code = """
 import time
 collector = TraceCollector("support-bot", sys.argv[1], spool_dir=sys.argv[2], fsync=False)
@@ -367,7 +325,6 @@ with exclusive(Path(sys.argv[1]) / "append.lock"):
     time.sleep(60)
 """
     process = child(code, str(tmp_path))
-    assert process.stdout is not None
     worker = int(process.stdout.readline())
     with exclusive(tmp_path / "append.lock", wait=False) as free:
         assert not free

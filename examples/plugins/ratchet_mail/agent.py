@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from rl.agents.base import Agent, ChoiceAgent, Message, Scenario, State, World, state_text
-from rl.agents.canvas import Canvas
+from rl.agents.widgets import Canvas
 
 DESKS = {
     "returns": ("The {thing} arrived broken.", "How do I send the {thing} back?"),

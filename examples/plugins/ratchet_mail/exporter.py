@@ -1,6 +1,6 @@
 """Exporter `adapter-zip`: an adapter as one zip file. Every process imports this; the writer is named by its path."""
 
-from rl.export.exporters import Exporter
+from rl.export.artifact import Exporter
 
 EXPORTER = Exporter(
     "adapter-zip",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from django.core.management.base import CommandParser
 
-from backend.command import CommandOptions, RatchetCommand
+from backend.command import BY_HAND, CommandOptions, RatchetCommand, Result
 from feedback.selectors import agent_slugs
 from feedback.transfer import formats
 from feedback.transfer.export import FeedbackExportRefused, file_export, filename
@@ -34,19 +34,24 @@ def _limit(text: str) -> int:
     return int(text)
 
 
-class Command(RatchetCommand):
+class Options(CommandOptions):
+    format: Annotated[str, BY_HAND]
+    agent: Annotated[str | None, BY_HAND]
+    limit: Annotated[int, BY_HAND]
+    min_reward: Annotated[float, BY_HAND]
+    output: str | None = None
+    """F: The file, gzipped where it ends in .gz (default: AGENT.FORMAT.jsonl). Example: --output
+    pairs.jsonl"""
+    require_feedback: bool = False
+    """Only decisions with a rating, comparison or outcome (default: all decisions)."""
+
+
+class Command(RatchetCommand[Options, Result]):
     help = (
         "Write decisions with their ratings, comparisons and outcomes to a file, in a format that "
         "import_feedback reads too. Example: manage.py export_training_data --agent widgets --format trl "
         "--output pairs.jsonl"
     )
-
-    class Options(CommandOptions):
-        output: str | None = None
-        """F: The file, gzipped where it ends in .gz (default: AGENT.FORMAT.jsonl). Example: --output
-        pairs.jsonl"""
-        require_feedback: bool = False
-        """Only decisions with a rating, comparison or outcome (default: all decisions)."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -79,25 +84,25 @@ class Command(RatchetCommand):
             "response (default -2.0: also those without a reward). Example: --min-reward 0.5",
         )
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        agent, known = options["agent"], agent_slugs()
+    def work(self, options: Options) -> Result:
+        agent, known = options.agent, agent_slugs()
         if agent is not None and agent not in known:
             there = f"known are {', '.join(known)}" if known else "no decisions are recorded yet"
             raise FeedbackExportRefused(f"no decision of agent {agent!r} is recorded; {there}")
-        path = Path(options["output"] or filename(options["format"], agent))
-        limit = options["limit"] or None
+        path = Path(options.output or filename(options.format, agent))
+        limit = options.limit or None
         selection = Selection(
             agent=agent,
-            min_reward=options["min_reward"],
-            require_feedback=options["require_feedback"],
+            min_reward=options.min_reward,
+            require_feedback=options.require_feedback,
             newest_first=limit is not None,
         )
-        report = file_export(path, options["format"], selection, limit=limit)
+        report = file_export(path, options.format, selection, limit=limit)
         if report.truncated:
             self.note(f"--limit {limit} left some samples out; --limit 0 writes all")
         return report.as_dict()
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: Result) -> None:
         for file in result["files"]:
             self.stdout.write(
                 f"{file['path']}: {file['samples']} samples as {file['format']}, {file['bytes']} bytes"
@@ -105,7 +110,7 @@ class Command(RatchetCommand):
         for reason, count in result["left_out"].items():
             self.stdout.write(f"  left out {count}: {reason}")
 
-    def next_step(self, result: dict[str, Any]) -> str:
+    def next_step(self, result: Result) -> str:
         paths = [file["path"] for file in result["files"]]
         if not paths:
             return ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated
 
 from django.core.management.base import CommandParser
 
-from backend.command import CommandOptions, RatchetCommand
+from backend.command import BY_HAND, CommandOptions, RatchetCommand, Result
 from feedback.erasure.withdrawals import (
     Withdrawn,
     decisions_withdraw,
@@ -22,34 +23,36 @@ LIST_LENGTH = 50
 """Most withdrawals that --list prints."""
 
 
-class Command(RatchetCommand):
+class Options(CommandOptions):
+    ids: Annotated[Sequence[str], BY_HAND]
+    batch: int | None = None
+    """N: Decisions of the import with this number. Example: --batch 7"""
+    agent: str = ""
+    """SLUG: Decisions of this agent (default: of all). Example: --agent filer"""
+    unit: str = ""
+    """Decisions for this unit (user or session), exactly as the app sent it. Example: --unit user-17"""
+    source: str = ""
+    """Decisions of this source: app, gateway, ... Example: --source simulation"""
+    since: str = ""
+    """TIME: Recorded at this time or later, ISO 8601. Example: --since 2026-11-01"""
+    until: str = ""
+    """TIME: Recorded before this time, ISO 8601. Example: --until 2026-11-02T10:00:00Z"""
+    reason: str = ""
+    """Reason, kept on record. Example: --reason 'load test'"""
+    dry_run: bool = False
+    """Count and list; withdraw nothing (default: withdraw)."""
+    restore: int | None = None
+    """N: Undo withdrawal N. Example: --restore 3"""
+    list: bool = False
+    """List the withdrawals, newest first."""
+
+
+class Command(RatchetCommand[Options, Result]):
     help = (
         "Exclude decisions from datasets, queues, counts and exports: those that match all options given. "
         "They stay on record; --restore includes them again. Lists what was trained on them. Example: "
         "manage.py withdraw_decisions --unit load-test --dry-run"
     )
-
-    class Options(CommandOptions):
-        batch: int | None = None
-        """N: Decisions of the import with this number. Example: --batch 7"""
-        agent: str = ""
-        """SLUG: Decisions of this agent (default: of all). Example: --agent filer"""
-        unit: str = ""
-        """Decisions for this unit (user or session), exactly as the app sent it. Example: --unit user-17"""
-        source: str = ""
-        """Decisions of this source: app, gateway, ... Example: --source simulation"""
-        since: str = ""
-        """TIME: Recorded at this time or later, ISO 8601. Example: --since 2026-11-01"""
-        until: str = ""
-        """TIME: Recorded before this time, ISO 8601. Example: --until 2026-11-02T10:00:00Z"""
-        reason: str = ""
-        """Reason, kept on record. Example: --reason 'load test'"""
-        dry_run: bool = False
-        """Count and list; withdraw nothing (default: withdraw)."""
-        restore: int | None = None
-        """N: Undo withdrawal N. Example: --restore 3"""
-        list: bool = False
-        """List the withdrawals, newest first."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -63,22 +66,20 @@ class Command(RatchetCommand):
             help="Id of a decision; repeatable. Example: --id 6f1c... ",
         )
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        if options["list"]:
+    def work(self, options: Options) -> Result:
+        if options.list:
             columns = ("pk", "decisions_count", "selection", "reason", "actor", "created_at", "restored_at")
             return {"withdrawals": list(withdrawals().values(*columns)[:LIST_LENGTH])}
-        if options["restore"] is not None:
-            count = withdrawal_restore(
-                options["restore"], actor="withdraw_decisions", dry_run=options["dry_run"]
-            )
-            return {"restored": options["restore"], "decisions": count, "dry_run": options["dry_run"]}
-        selection = selection_read({name: options[name] for name in SELECTION})
+        if options.restore is not None:
+            count = withdrawal_restore(options.restore, actor="withdraw_decisions", dry_run=options.dry_run)
+            return {"restored": options.restore, "decisions": count, "dry_run": options.dry_run}
+        selection = selection_read({name: getattr(options, name) for name in SELECTION})
         done = decisions_withdraw(
-            selection, actor="withdraw_decisions", reason=options["reason"], dry_run=options["dry_run"]
+            selection, actor="withdraw_decisions", reason=options.reason, dry_run=options.dry_run
         )
         return Withdrawn.of(done)
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: Result) -> None:
         if "withdrawals" in result:
             self._show_list(result["withdrawals"])
         elif "restored" in result:
@@ -93,14 +94,14 @@ class Command(RatchetCommand):
             if result["trained_on"]:
                 self.stdout.write(f"  {trained_text(result['trained_on'])}; trained policies are not changed")
 
-    def next_step(self, result: dict[str, Any]) -> str:
+    def next_step(self, result: Result) -> str:
         if result.get("withdrawal"):
             return f"python manage.py withdraw_decisions --restore {result['withdrawal']} includes them again"
         if result.get("dry_run") and result.get("decisions"):
             return "to withdraw them: the same command without --dry-run"
         return "python manage.py withdraw_decisions --list" if "withdrawals" not in result else ""
 
-    def _show_list(self, rows: list[dict[str, Any]]) -> None:
+    def _show_list(self, rows: list[Result]) -> None:
         if not rows:
             self.stdout.write("No withdrawals yet.")
             return

@@ -106,7 +106,7 @@ class WatchedRow(dict[str, Any]):
         self.taken: set[str] = set()
         self.parts: dict[str, WatchedRow] = {}
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> object:
         self.taken.add(name)
         return super().__getitem__(name)
 
@@ -133,7 +133,7 @@ def part_of(row: JsonObject, name: str) -> JsonObject:
     return part
 
 
-EMPTY: tuple[Any, ...] = (None, "", [], {}, ())
+EMPTY: tuple[object, ...] = (None, "", [], {}, ())
 
 _unread_columns: ContextVar[Counter[str] | None] = ContextVar("unread_columns", default=None)
 
@@ -150,21 +150,28 @@ def columns_watched() -> Iterator[Counter[str]]:
 
 
 def each_row(
-    path: Path, records: RowRecords, verdicts: Collection[str] | None = None, pages: bool = False
+    path: Path,
+    records: RowRecords,
+    verdicts: Collection[str] | None = None,
+    pages: bool = False,
+    own_unit: bool = False,
 ) -> Iterator[Record]:
     """The records of every row; a row that cannot be read is refused and the next one read.
 
     verdicts: the format's own columns that look like a verdict; a row in which another one says something is refused.
     None: the names are free, or the reader looks itself. pages: a row may be a page of an API, which lists rows under
-    `data`.
+    `data`. own_unit: the column `unit` of the format is something else.
     """
 
     unread = _unread_columns.get()
 
     def records_in(row: JsonObject, line: int) -> Iterable[Record]:
         if pages and is_page(row):
-            return each_item(line, row["data"], "data", records)
-        return records(row, line)
+            return each_item(line, row["data"], "data", with_unit)
+        return with_unit(row, line)
+
+    def with_unit(row: JsonObject, line: int) -> Iterable[Record]:
+        return records(row, line) if own_unit else _of_unit(row, records(row, line))
 
     def records_of(row: JsonObject, line: int) -> Iterator[Record]:
         if verdicts is not None:
@@ -178,6 +185,23 @@ def each_row(
             yield RowRefused(row.line, "", f"expected an object, found {value_excerpt(row.value)}")
         else:
             yield from attempt(row.line, key_of(row.value), partial(records_of, row.value, row.line))
+
+
+def _of_unit(row: JsonObject, found: Iterable[Record]) -> Iterator[Record]:
+    """Records of a row with the unit that the row names, where its format has none: by it people are forgotten."""
+
+    def owned(one: ImportedDecision | UUID) -> ImportedDecision | UUID:
+        return replace(one, unit=named) if isinstance(one, ImportedDecision) and not one.unit else one
+
+    for record in found:
+        unit = row.get("unit")
+        named = unit[:200] if isinstance(unit, str) else ""
+        if isinstance(record, ImportedDecision) and named and not record.unit:
+            yield replace(record, unit=named)
+        elif isinstance(record, ImportedComparison) and named:
+            yield replace(record, left=owned(record.left), right=owned(record.right))
+        else:
+            yield record
 
 
 def is_page(row: JsonObject) -> bool:
@@ -329,7 +353,7 @@ def verdicts_read(row: JsonObject, used: Collection[str] = ()) -> None:
 
 PROMPT_ALONE = (
     "a prompt without a response is no decision; train on the file itself: train_grpo --data-file FILE --reward "
-    "code_execution (or answer), see docs/rewards.md"
+    "code_execution (or answer), see docs/reward-reference.md"
 )
 """Reason why a row with a prompt and no response is left out of an import."""
 
@@ -426,7 +450,7 @@ OPTIONS = listed("tool_choice parallel_tool_calls response_format temperature to
 """Options of a request that are kept beside the decision."""
 
 
-def request_options(row: JsonObject) -> dict[str, Any]:
+def request_options(row: JsonObject) -> dict[str, object]:
     """Metadata that keeps the options of a request, where it has any."""
     found = {name: check_json(row[name], name) for name in OPTIONS if name in row and row[name] not in EMPTY}
     return {"request": found} if found else {}

@@ -122,7 +122,7 @@ def request_read(value: object, what: str) -> ModelRequest:
     return ModelRequest(with_system(system, messages, what) if messages else [], tools, rest)
 
 
-def _tools(rest: dict[str, Any], what: str) -> list[Any]:
+def _tools(rest: dict[str, Any], what: str) -> list[object]:
     """The tools of a request, taken out of it, as OpenAI writes them."""
     config = rest.get("toolConfig")
     if "tools" not in rest and isinstance(config, Mapping) and "tools" in config:  # Bedrock
@@ -136,7 +136,7 @@ def _tools(rest: dict[str, Any], what: str) -> list[Any]:
     return [tool for item in listed for tool in _tool(item)]
 
 
-def _tool(tool: object) -> Iterator[Any]:
+def _tool(tool: object) -> Iterator[object]:
     """A tool of OpenAI's Responses, Anthropic, Gemini (a list of functions) or Bedrock as OpenAI's chat has it."""
     if not isinstance(tool, Mapping):
         yield tool
@@ -160,7 +160,7 @@ def _tool(tool: object) -> Iterator[Any]:
     yield {"type": "function", "function": said | {"parameters": schema}}
 
 
-def _without_reports(items: object) -> tuple[Any, list[Any]]:
+def _without_reports(items: object) -> tuple[Any, list[object]]:
     """Items without those that report a provider's own tools (a search, a file), and these."""
     if not isinstance(items, list):
         return items, []
@@ -190,7 +190,7 @@ class ModelAnswer:
 
     responses: list[list[Message]]
     """Of each choice (they are alternatives, no further turns), the first one first; with their reasoning."""
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, object] = field(default_factory=dict)
     """All other keys of the answer that say something."""
 
 
@@ -249,7 +249,7 @@ def _of_message(message: JsonObject, what: str) -> ModelAnswer:
     return ModelAnswer([messages_of([given], what)])
 
 
-def _of_choices(choices: Sequence[Any], what: str) -> ModelAnswer:
+def _of_choices(choices: Sequence[object], what: str) -> ModelAnswer:
     """Alternatives: OpenAI's choices, LangChain's generations (a list per prompt, and here there was one), Gemini's."""
     items = choices[0] if choices and isinstance(choices[0], list) else choices
     responses: list[list[Message]] = []
@@ -273,7 +273,7 @@ def _index(choice: object, place: int) -> int:
     return index if isinstance(index, int) and not isinstance(index, bool) else place
 
 
-def _of_list(items: list[Any], what: str, raw: object) -> ModelAnswer:
+def _of_list(items: Sequence[object], what: str, raw: object) -> ModelAnswer:
     """Parts are one response; of messages the last one by the assistant is, and those before it stand beside it."""
     if all(isinstance(item, str) for item in items):
         several = raw if isinstance(raw, str) else json.dumps(items, ensure_ascii=False)
@@ -332,7 +332,7 @@ def call_decision(
     request: object,
     answer: object,
     *,
-    metadata: dict[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
     **facts: Any,
 ) -> ImportedDecision:
     """The decision a logged call is, with further choices as candidates; a call without a response is left out.
@@ -384,7 +384,7 @@ TOKENS = {
 """Field of a decision -> its keys in the usage that an answer states."""
 
 
-def _message_extras(turns: Sequence[Message]) -> dict[str, Any]:
+def _message_extras(turns: Sequence[Message]) -> dict[str, object]:
     """Keys of an answer's message that carry no content, such as Anthropic's usage and model."""
     return {key: item for turn in turns for key, item in turn.items() if key not in ChatMessage.model_fields}
 
@@ -405,7 +405,7 @@ def text_or_empty(value: object) -> str:
     return value[:200]
 
 
-def metadata_retained(**values: Any) -> dict[str, Any]:
+def metadata_retained(**values: object) -> dict[str, object]:
     """Metadata of the values that say something."""
     return {name: check_json(value, name) for name, value in values.items() if value not in EMPTY}
 

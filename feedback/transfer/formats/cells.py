@@ -34,7 +34,7 @@ def normal(name: str) -> str:
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 
 
-def json_of(value: object) -> Any:
+def json_of(value: object) -> object:
     """The value of a text that is JSON of a list or an object, as tools put one JSON into another; else the value."""
     if isinstance(value, str) and value[:1] + value.rstrip()[-1:] in ("[]", "{}"):
         try:
@@ -77,7 +77,7 @@ JSON_CELLS = frozenset(
 CHAT_KEYS = frozenset(("content", "parts", "tool_calls", "function_call", "value", "text", "refusal"))
 
 
-def row_decoded(row: dict[str, Any]) -> dict[str, Any]:
+def row_decoded(row: dict[str, object]) -> dict[str, object]:
     """Replace texts that are JSON of chat messages by these messages, in rows of every kind of file.
 
     The repr of Python objects, which pandas writes, is read as well. JSON of anything else stays a text, except in
@@ -121,7 +121,7 @@ def _inner_text(text: str) -> str:
     return inner.strip() if isinstance(inner, str) else text
 
 
-_UNREAD_CHAT = re.compile(r"""\s*\[\s*(array\()?\[?\s*\{\s*["'](role|from|content|value)["']\s*:""")
+_UNREAD_CHAT = re.compile(r"""\s*\[\s*+(array\()?\[?\s*\{\s*["'](role|from|content|value)["']\s*:""")
 
 
 def is_unread_chat(text: str) -> bool:
@@ -129,11 +129,11 @@ def is_unread_chat(text: str) -> bool:
     return _UNREAD_CHAT.match(text) is not None and ("role" in text or "from" in text)
 
 
-_NEXT_ITEM = re.compile(r"\}\s*\n\s*\{")
+_NEXT_ITEM = re.compile(r"\}[^\S\n]*\n\s*\{")
 """Between two items as numpy prints them; within a text Python writes a line's end as \\n."""
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str) -> object:
     """The value of a text that is the repr of a list or a dict; else the text."""
     if "'role'" not in text and "'from'" not in text:
         return text

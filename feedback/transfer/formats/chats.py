@@ -135,10 +135,11 @@ def _is_webui_feedback(row: JsonObject) -> bool:
 
 def _read_webui_feedback(path: Path, ratings_path: Path | None) -> Iterator[Record]:
     # what names a message of a chat that another row brings along can only be placed after that row
-    return decisions_first(path, ratings_path, _webui_feedback, verdicts=())
+    return decisions_first(path, ratings_path, webui_feedback, verdicts=())
 
 
-def _webui_feedback(row: JsonObject, line: int) -> Iterator[Record]:
+def webui_feedback(row: JsonObject, line: int) -> Iterator[Record]:
+    """The records of one feedback of Open WebUI's API. Raises RowError, RowLeftOut."""
     key = key_of(row)
     if row.get("type") != "rating":
         raise RowLeftOut(f"feedback of type {value_excerpt(row.get('type'))}")

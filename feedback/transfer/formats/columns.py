@@ -153,7 +153,7 @@ def _column(name: str, text: str) -> tuple[str, Scale | None, tuple[str, ...]]:
     return text, None, ()
 
 
-def value_at(row: JsonObject, column: str) -> Any:
+def value_at(row: JsonObject, column: str) -> object:
     """The value of a column, or at the path a dotted name says; ABSENT where there is none."""
     if column in row:
         return row[column]
@@ -322,23 +322,48 @@ def verdicts_in(row: JsonObject, used: Collection[str] = ()) -> list[str]:
     ]
 
 
+HINTS = {
+    "correction": {"should", "expected", "corrected", "gold", "truth", "actual"},
+    "prompt": {"message", "customer", "ticket", "mail", "email", "asked", "request", "text", "subject"},
+    "response": {
+        "routed",
+        "answered",
+        "reply",
+        "replied",
+        "predicted",
+        "decision",
+        "decided",
+        "queue",
+        "bot",
+    },
+    "rating": {"ok", "good", "right", "fine", "approved", "worked"},
+}
+"""Words of people's own spreadsheets, asked after the names that formats use."""
+
+
 def columns_guessed(names: Iterable[str]) -> dict[str, str]:
     """Field -> column, guessed from words in the columns' names, to be checked by who brought them. A log of choices
     with their propensities has a reward, not a rating."""
     left, guesses = list(names), {}
     chances = [name for name in left if normal(name) in NAMES["propensity"]]
     needs = ("prompt", "response", *(("propensity", "reward") if chances else ("rating",)))
-    for field in ("propensity", "prompt", "response", "reward", "rating", "rater"):
-        if field not in (*needs, "rater") or (field == "rater" and chances):
+    for field in ("propensity", "correction", "prompt", "response", "reward", "rating", "rater"):
+        if field not in (*needs, "correction", "rater") or (field in ("correction", "rater") and chances):
             continue
         usual = {*NAMES[field], *(_VERDICTS - _RATER_NAMES if field == "rating" else ())}
         usual |= _CLICKS if field == "reward" else set()
         whole = [name for name in left if normal(name) in usual]
-        part = [name for name in left if set(normal(_HUMPS.sub("_", name)).split("_")) & usual]
-        if guess := next(iter([*whole, *part]), None):
+        part = [name for name in left if _words(name) & usual]
+        hinted = [name for name in left if _words(name) & HINTS.get(field, set())]
+        if guess := next(iter([*whole, *part, *hinted]), None):
             guesses[field] = guess
             left.remove(guess)
     return guesses
+
+
+def _words(name: str) -> set[str]:
+    """The words of a column's name: `ok?` is ok."""
+    return {word.strip("?!*") for word in normal(_HUMPS.sub("_", name)).split("_")}
 
 
 def map_guessed(names: Iterable[str]) -> str:

@@ -177,7 +177,7 @@ def _numbers(value: object, what: str) -> list[float]:
 
 
 def _helpsteer_votes(
-    row: JsonObject, line: int, pair: Pair, messages: list[Message], votes: list[tuple[Any, Any]]
+    row: JsonObject, line: int, pair: Pair, messages: list[Message], votes: list[tuple[object, object]]
 ) -> Iterator[Record]:
     """A comparison for each vote; below 0 the first response is better."""
     sides = pair(row, line, messages)

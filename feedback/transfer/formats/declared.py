@@ -61,7 +61,7 @@ class _Functions(Functions):
     """JMESPath's functions, and one of ours."""
 
     @signature({"types": []})
-    def _func_json(self, value: object) -> Any:
+    def _func_json(self, value: object) -> object:
         return json_value(value)
 
 
@@ -72,7 +72,7 @@ NUMBERS_COMPARED = {"lt": operator.lt, "lte": operator.le, "gt": operator.gt, "g
 
 
 @cache
-def _reader(path: str) -> Callable[[Any], Any]:
+def _reader(path: str) -> Callable[[object], object]:
     return _compiled(jmespath.compile(path).parsed)
 
 
@@ -110,7 +110,7 @@ def _is_true(value: object) -> bool:
     return bool(value) or (value == 0 and value is not False)
 
 
-def _visit(parsed: JsonObject, row: object) -> Any:
+def _visit(parsed: JsonObject, row: object) -> object:
     try:
         return _interpreter.visit(parsed, row)
     except (JMESPathTypeError, TypeError):  # a text where a number is compared: as if nothing stood there
@@ -131,7 +131,7 @@ def _milliseconds(value: object, what: str) -> float | None:
     return None if value is None or value == "" else number_of(value, what)
 
 
-FIELDS: dict[str, Callable[[Any, str], Any]] = {
+FIELDS: dict[str, Callable[[object, str], Any]] = {
     "agent": lambda value, what: slug(text_or_empty(value)),
     "id": lambda value, what: uuid_of(value),
     "policy": lambda value, what: text_or_empty(value),
@@ -204,7 +204,7 @@ class NamedScore:
     author: str = ""
     """A person, a judge model, or "" where the file does not say."""
     simulated: bool = False
-    label: Any = None
+    label: object = None
     """A word beside the number, such as pass or polite."""
     notes: str = ""
     correction: str | None = None
@@ -395,7 +395,7 @@ class Call:
         yield self.decision(row, line)
 
     def decision(
-        self, row: JsonObject, line: int, request: object = None, answer: object = None, **more: Any
+        self, row: JsonObject, line: int, request: object = None, answer: object = None, **more: object
     ) -> ImportedDecision:
         """The decision a row is. request, answer, more: what is known already. Raises RowError, RowLeftOut."""
         own = text_of(at(row, self.own) or "", self.own, required=self.own_required) if self.own else ""

@@ -375,7 +375,7 @@ def _mlflow(row: JsonObject, line: int) -> Iterator[Record]:
     yield from (RowSkipped(line, decision.key, reason) for reason in left_out)
 
 
-def _mlflow_exchange(info: JsonObject, data: JsonObject) -> tuple[Any, Any]:
+def _mlflow_exchange(info: JsonObject, data: JsonObject) -> tuple[object, object]:
     """Prompt and response: of the chat model's last span, else the root's, else of the whole trace."""
     chosen: JsonObject | None = None
     root: JsonObject | None = None
@@ -399,10 +399,10 @@ def _mlflow_exchange(info: JsonObject, data: JsonObject) -> tuple[Any, Any]:
     )
 
 
-def _assessments(value: object) -> tuple[list[NamedScore], dict[str, Any], list[str]]:
+def _assessments(value: object) -> tuple[list[NamedScore], dict[str, object], list[str]]:
     """(scores and corrections, other expectations by name, why the rest says nothing)."""
     scores: list[NamedScore] = []
-    expectations: dict[str, Any] = {}
+    expectations: dict[str, object] = {}
     left_out: list[str] = []
     items = json_value(value)
     for index, item in enumerate(list_of(items if items is not None else [], "assessments")):

@@ -160,11 +160,19 @@ def _is_table(path: Path, file: IO[bytes]) -> bool:
     return has_known_header(first.split(delimiter_of(first)))
 
 
-def _constant(name: str) -> Any:
+def _constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 
 _decoder = json.JSONDecoder(parse_constant=_constant)
+
+
+def _too_many_values(raw: bytes) -> str:
+    """Why JSON of so many values is not decoded; empty where it is: 20 million empty lists take gigabytes."""
+    most = limits.ROW_VALUES
+    if len(raw) <= most or limits.values_in(raw, most) <= most:
+        return ""
+    return f"more than {most:,} values in one row: no feedback"
 
 
 def _lines(name: str, file: IO[bytes]) -> Iterator[Row | RowRefused]:
@@ -178,6 +186,9 @@ def _lines(name: str, file: IO[bytes]) -> Iterator[Row | RowRefused]:
         if number == 1:
             data = data.removeprefix(b"\xef\xbb\xbf")
         if not data.strip():
+            continue
+        if fault := _too_many_values(data):
+            yield RowRefused(number, "", fault, broken=True)
             continue
         try:
             yield Row(number, _decoder.decode(data.decode("utf-8")))
@@ -201,6 +212,8 @@ def _is_document(path: Path, file: IO[bytes]) -> bool:
         first = line.removeprefix(b"\xef\xbb\xbf")
     rest = file.read(4096).strip()
     file.seek(0)
+    if _too_many_values(first):
+        return False  # as a line it is refused
     try:
         json.loads(first)
     except ValueError:
@@ -212,6 +225,8 @@ def _document(name: str, file: IO[bytes]) -> Iterator[Row]:
     text = file.read(MAX_ROW).decode("utf-8-sig")
     if file.read(1):
         raise FormatRefused(f"{name}: one JSON object of more than {MAX_ROW >> 20} MiB; expected rows")
+    if fault := _too_many_values(text.encode()):
+        raise FormatRefused(f"{name}: {fault}")
     try:
         yield Row(1, _decoder.decode(text))
     except json.JSONDecodeError as error:
@@ -289,9 +304,13 @@ def _array(name: str, file: IO[str]) -> Iterator[Row]:
         first = False
 
 
-def _element(window: _Window) -> Any:
+def _element(window: _Window) -> object:
     """The JSON value that starts at the window's place, reading on until it is whole."""
     while True:
+        if len(window.text) - window.at > 2 * CHUNK and (
+            fault := _too_many_values(window.text[window.at :].encode())
+        ):
+            raise window.refusal(fault)
         try:
             value, end = _decoder.raw_decode(window.text, window.at)
         except json.JSONDecodeError as error:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, groupby
-from typing import Any
 
 from feedback.messages import Completion, Message
 from feedback.storage.responses import value_excerpt
@@ -222,7 +221,7 @@ def _json_min(row: JsonObject, line: int) -> Iterator[Record]:
     created_at = time_of(row.get("created_at"), "created_at")
     about = {"rater": _rater(row.get("annotator")), "created_at": created_at}
     answers: list[Answer] = []
-    data: dict[str, Any] = {}
+    data: dict[str, object] = {}
     for name, cell in row.items():
         if name in MIN_KEYS:
             continue
@@ -293,7 +292,7 @@ def _annotation(number: int, said: ImportedComparison | ImportedRating, result: 
     }
 
 
-def _results(about: str, given: Iterable[tuple[str, str, Any]]) -> list[Line]:
+def _results(about: str, given: Iterable[tuple[str, str, object]]) -> list[Line]:
     """Results of (question, type, value), of which those that say something are written."""
     return [
         {"from_name": question, "to_name": about, "type": kind, "value": {VALUES.get(kind, kind): value}}

@@ -23,7 +23,7 @@ from feedback.transfer.formats.base import (
     thumb_of,
     verdicts_read,
 )
-from feedback.transfer.formats.cells import JsonObject, json_of, listed
+from feedback.transfer.formats.cells import JsonObject, is_chat, json_of, listed
 from feedback.transfer.formats.columns import NAMES, normal
 from feedback.transfer.formats.records import (
     SYSTEM_COLUMNS,
@@ -105,8 +105,10 @@ def one_answer(fields: JsonObject, prompt: str) -> str:
 
 
 def prompt_messages(fields: JsonObject, prompt: str) -> list[Message]:
-    """The prompt, after the system prompt that stands beside it."""
-    return with_system(system_in(fields), messages_of(json_of(fields[prompt]), prompt), prompt)
+    """The prompt, after the system prompt that stands beside it. JSON that is no chat is what the user wrote."""
+    said, read = fields[prompt], json_of(fields[prompt])
+    turns = said if isinstance(said, str) and not is_chat(read) else read
+    return with_system(system_in(fields), messages_of(turns, prompt), prompt)
 
 
 def is_correction(question: str) -> bool:
@@ -184,7 +186,7 @@ def records(row: JsonObject, line: int) -> Iterator[Record]:
     def decision(name: str, **more: Any) -> ImportedDecision:
         return taught.decision(text_of(fields[name], name), **more)
 
-    by_rater: dict[str, list[tuple[str, Any]]] = {}
+    by_rater: dict[str, list[tuple[str, object]]] = {}
     for question, value, rater in verdicts:
         ordered = _preferences(value, responses)
         for better, worse in ordered:
@@ -213,7 +215,7 @@ def records(row: JsonObject, line: int) -> Iterator[Record]:
         yield RowSkipped(line, taught.key, "a record without submitted responses")
 
 
-def _response_values(row: JsonObject) -> Iterator[tuple[str, Any, str]]:
+def _response_values(row: JsonObject) -> Iterator[tuple[str, object, str]]:
     """(question, value, rater) of every response."""
     for question, answers in mapping_of(row.get("responses"), "responses").items():
         for item in list_of(answers, f"responses.{question}"):
@@ -222,7 +224,7 @@ def _response_values(row: JsonObject) -> Iterator[tuple[str, Any, str]]:
                 yield question, answer.get("value"), str(answer.get("user_id") or "")
 
 
-def _flat(row: JsonObject) -> Iterator[tuple[str, Any, str]]:
+def _flat(row: JsonObject) -> Iterator[tuple[str, object, str]]:
     for name in row:
         if not name.endswith(".responses") or row[name] is None:
             continue
@@ -239,7 +241,7 @@ def _flat(row: JsonObject) -> Iterator[tuple[str, Any, str]]:
                 yield question, value, str(user or "")
 
 
-def _flat_fields(row: JsonObject) -> dict[str, Any]:
+def _flat_fields(row: JsonObject) -> dict[str, object]:
     """The fields of a flattened record: what is neither its own nor of a question. Metadata stands among them, and
     cannot be told from fields: answers that are called alike are preferred to it."""
     return {name: value for name, value in row.items() if name not in RECORD_KEYS and "." not in name}
@@ -261,7 +263,7 @@ def _preferences(value: object, responses: list[str]) -> list[tuple[str, str]]:
     return [(one, other) for rank, one in ranks for below, other in ranks if rank < below]
 
 
-def _rating(answers: list[tuple[str, Any]], rater: str) -> ImportedRating:
+def _rating(answers: list[tuple[str, object]], rater: str) -> ImportedRating:
     found = Answers()
     for question, value in answers:
         if isinstance(value, bool) or (
@@ -290,7 +292,7 @@ def _preference(record: ImportedComparison, left_out: Counter[str]) -> Iterator[
 
 
 def _rating_records(record: ImportedDecision, left_out: Counter[str]) -> Iterator[AnnotatedRecord]:
-    answers: list[tuple[str, Any, str]] = []
+    answers: list[tuple[str, object, str]] = []
     for rating in record.ratings:
         stars = stars_of(rating)
         responses = {

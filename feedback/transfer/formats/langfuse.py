@@ -112,7 +112,7 @@ def _verdict(row: JsonObject, name: str) -> dict[str, Any]:
     return {"correction" if kind == "CORRECTION" else "notes": text}
 
 
-def number_in(value: object) -> Any:
+def number_in(value: object) -> object:
     """A number, also where a table holds the text of it; anything else as it is."""
     try:
         return float(value) if isinstance(value, str) else value
@@ -220,7 +220,7 @@ def _read_traces(path: Path, ratings_path: Path | None) -> Iterator[Record]:
             raise RowLeftOut("an older state of a row that comes again")
         return _observation(row, line) if row.get("type") in OBSERVATION_TYPES else _trace(row, line)
 
-    yield from each_row(path, records, pages=True)
+    yield from each_row(path, records, pages=True, own_unit=True)
     if ratings_path is not None:
         yield from LANGFUSE.read(ratings_path, None)
 

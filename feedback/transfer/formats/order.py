@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from feedback.transfer.formats.arenas import ARENA, MTBENCH
 from feedback.transfer.formats.base import Format
@@ -30,10 +31,12 @@ from feedback.transfer.formats.label_studio import LABEL_STUDIO
 from feedback.transfer.formats.labelling import ARGILLA
 from feedback.transfer.formats.langfuse import LANGFUSE, LANGFUSE_TRACES
 from feedback.transfer.formats.llamafactory import LLAMAFACTORY, LLAMAFACTORY_V1
+from feedback.transfer.formats.otlp import OTLP
 from feedback.transfer.formats.own_tools import FEEDBACK_COLLECTOR, SIMULATION
 from feedback.transfer.formats.pair_files import HH, OASST, PANDALM
 from feedback.transfer.formats.ratchet import RATCHET
-from feedback.transfer.formats.spans import OTLP, PHOENIX
+from feedback.transfer.formats.records import FormatRefused, Record
+from feedback.transfer.formats.spans import PHOENIX
 from feedback.transfer.formats.table import TABLE
 from feedback.transfer.formats.tensorzero import TENSORZERO
 from feedback.transfer.formats.traces import LANGSMITH, OPIK, WEAVE
@@ -121,7 +124,11 @@ def format_register(name: str, found: object) -> None:
             raise ValueError(f"expected a name of small letters, digits, _ and -, found {one!r}")
         if one in READ_AS or one == "auto":
             raise ValueError(f"the name {one!r} is taken by another format: choose another name")
-    guarded = replace(found, recognises=_guard_recognises(found.name, found.recognises))
+    guarded = replace(
+        found,
+        recognises=_guard_recognises(found.name, found.recognises),
+        read=_guard_read(found.name, found.read),
+    )
     ORDER.insert(ORDER.index(TRAINING[0]), guarded)
     FORMATS[found.name] = guarded
     SHAPES.update({shape.name: shape for shape in found.shapes})
@@ -129,8 +136,8 @@ def format_register(name: str, found: object) -> None:
 
 
 def _is_format(known: Format, found: Format) -> bool:
-    """True if a format is the one that was entered, whose `recognises` is guarded since."""
-    return replace(known, recognises=found.recognises) == found
+    """True if a format is the one that was entered, whose functions are guarded since."""
+    return replace(known, recognises=found.recognises, read=found.read) == found
 
 
 def _guard_recognises(name: str, recognises: Callable[[JsonObject], bool]) -> Callable[[JsonObject], bool]:
@@ -148,3 +155,24 @@ def _guard_recognises(name: str, recognises: Callable[[JsonObject], bool]) -> Ca
             return False
 
     return recognises_safely
+
+
+Read = Callable[[Path, Path | None], Iterator[Record]]
+
+
+def _guard_read(name: str, read: Read) -> Read:
+    """`read`, whose own mistakes refuse the file: nothing of it is stored, and the rest of the program goes on."""
+
+    def reads_safely(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+        try:
+            yield from read(path, ratings_path)
+        except FormatRefused:
+            raise
+        except Exception as error:
+            logger.exception("the plugin's format %s failed", name)
+            raise FormatRefused(
+                f"{path}: the plugin that reads {name} made a mistake ({type(error).__name__}: {error}); nothing was "
+                "imported. Mend the plugin, or name another format"
+            ) from error
+
+    return reads_safely

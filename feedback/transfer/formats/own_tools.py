@@ -273,7 +273,7 @@ def _verdict(row: JsonObject) -> dict[str, Any]:
 def _collector_lines(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     """A line for each rating; what the format has no key for stands in its metadata."""
     try:
-        query: Any = question(record.messages)
+        query: object = question(record.messages)
     except NotSaid:
         query = plain(record.messages)
     response = words(record.response)

@@ -187,6 +187,8 @@ def _message(node: JsonObject) -> Message:
 # --- Writing -----------------------------------------------------------------------------------------------
 
 
+MAX_NESTED = 200
+"""Most turns of a tree: JSON readers, Python's among them, refuse a few hundred levels more."""
 _PROMPTER_OF = {role: speaker for speaker, role in PROMPTERS.items()}
 
 
@@ -201,6 +203,8 @@ def _tree(record: ImportedComparison, left_out: Counter[str]) -> Iterator[Line]:
     turns = turns_by_role(left.messages, _PROMPTER_OF)
     if not turns:
         raise NotSaid("empty")
+    if len(turns) > MAX_NESTED:
+        raise NotSaid("too_long")
     ranks = {"left": (0, 1), "right": (1, 0), "tie": (0, 0)}[record.preference]
     replies = [
         _node(f"{own}-{side}", "assistant", words(message.response), rank=rank)

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from feedback.storage.bodies import Body, Field
-from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE
+from feedback.storage.facts import COMPARISON, DECISION, OUTCOME, RATING, TRACE, Body, Field
 from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import has, key_of, row_format
 from feedback.transfer.formats.cells import JsonObject
@@ -162,7 +161,7 @@ def _facts(row: JsonObject, body: Body, where: str = "") -> dict[str, Any]:
     return {field.name: _value(row.get(field.name), field, where + field.name) for field in body}
 
 
-def _value(value: object, field: Field, what: str) -> Any:
+def _value(value: object, field: Field, what: str) -> object:
     if value is None and not field.is_required:
         return copy(field.default)
     if field.name == "preference" and value is None:
@@ -177,7 +176,7 @@ def _whole_read(value: object, what: str) -> int:
     return int(number)
 
 
-READERS: dict[Any, Callable[[Any, str], Any]] = {
+READERS: dict[object, Callable[[object, str], object]] = {
     str: text_of,
     int: _whole_read,
     float: number_of,
@@ -257,7 +256,7 @@ _JSON: dict[type, list[str]] = {
 }
 
 
-def _stored_json(text: str | None) -> Any:
+def _stored_json(text: str | None) -> object:
     """JSON as it is stored; SQLite keeps it with every letter that is not ASCII escaped, which nobody can read."""
     if text is None:
         return None

@@ -89,7 +89,7 @@ class ImportedDecision(DecisionFacts):
         """Put the reasoning beside the answer, and what is no part of the answer into the metadata."""
         if self.reasoning:
             return
-        metadata: dict[str, Any] = {}
+        metadata: Mapping[str, object] = {}
         response = self.response
         if isinstance(response, str):
             response, reasoning = reasoning_split(response)
@@ -135,8 +135,8 @@ class ImportedReference:
     line: int
     key: str
     reference: str
-    """A decision's id, the run_id of exactly one decision, or the trace whose last decision is meant (`trace_id` or
-    `root_id` in its metadata)."""
+    """A decision's id, the run_id of exactly one decision, or the trace whose last decision is meant (`trace_id`,
+    `root_id` or `span_id` in its metadata)."""
     rating: ImportedRating
     also: tuple[str, ...] = ()
     """Further references, tried when nothing has the first one."""
@@ -268,7 +268,7 @@ SYSTEM_COLUMNS = listed(
 """Names of a system prompt beside the messages, as `normal` writes them."""
 
 
-def system_in(row: JsonObject) -> Any:
+def system_in(row: JsonObject) -> object:
     """The system prompt that stands beside the messages of a row or a request; None where there is none."""
     named = {normal(str(name)): name for name, value in row.items() if value not in (None, "", [], {})}
     return next((row[named[name]] for name in SYSTEM_COLUMNS if name in named), None)
@@ -349,7 +349,7 @@ def completion_of(value: object, what: str, *, required: bool = False) -> Comple
 ASSISTANT_KEYS = {"content", "tool_calls", "function_call", "refusal", "parts"}
 
 
-def answer_apart(response: list[Message]) -> tuple[Completion, str, dict[str, Any]]:
+def answer_apart(response: list[Message]) -> tuple[Completion, str, dict[str, object]]:
     """Split an answer into the stored response, its reasoning, and metadata for all other fields."""
     read = messages_read(response)
     answer = response_of([message.bare for message in read])
@@ -375,7 +375,7 @@ def with_reasoning(decision: ImportedDecision, stated: str) -> ImportedDecision:
     return replace(decision, reasoning="\n\n".join(filter(None, (stated, decision.reasoning))))
 
 
-def prompt_apart(messages: list[Message]) -> tuple[list[Message], dict[str, Any]]:
+def prompt_apart(messages: list[Message]) -> tuple[list[Message], dict[str, object]]:
     """A prompt without the keys that are no part of what was said (ids, times), and these keys by message.
 
     Equal prompts stay equal, whatever a program noted beside them.

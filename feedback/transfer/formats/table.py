@@ -291,7 +291,12 @@ def _pair(cells: _Cells) -> Iterator[Record]:
 
 
 def _comparison(
-    cells: _Cells, messages: list[Message], responses: Sequence[Any], preference: str, *, ordered: bool = True
+    cells: _Cells,
+    messages: list[Message],
+    responses: Sequence[object],
+    preference: str,
+    *,
+    ordered: bool = True,
 ) -> Record:
     left, right = (
         _decision(cells, messages, completion_of("" if value is None else value, f"response_{side}"), policy)
@@ -342,7 +347,7 @@ def _choice_records(cells: _Cells) -> Iterator[Record]:
         yield _comparison(cells, messages, responses, "left", ordered=False)
 
 
-def _answers(value: object, column: str) -> list[Any]:
+def _answers(value: object, column: str) -> list[object]:
     """The responses in a cell: several where it holds a list of texts, or its name says that its messages are
     responses of their own."""
     if not isinstance(value, list) or not value:

@@ -14,11 +14,15 @@ from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 from backend import limits
 from feedback.transfer.formats.cells import Cell
 from feedback.transfer.formats.records import FormatRefused, Row, RowRefused
+
+if TYPE_CHECKING:
+    from pyarrow import Array
+    from pyarrow.parquet import ParquetFile
 
 # --- CSV and TSV -------------------------------------------------------------------------------------------
 
@@ -81,7 +85,7 @@ def table_rows(file: IO[bytes], name: str, delimiter: str | None = None) -> Iter
         yield Row(line, {column: cell_of(cell) for column, cell in zip(header, cells, strict=True) if column})
 
 
-def cell_of(text: str) -> Any:
+def cell_of(text: str) -> object:
     """Value of a cell: None where it is empty, chat turns where it is JSON of them, else its text."""
     if not text.strip():
         return None
@@ -171,27 +175,29 @@ def parquet_rows(file: IO[bytes], name: str) -> Iterator[Row | RowRefused]:
     """The rows of a Parquet file, counted from 1. Raises FormatRefused where it cannot be read."""
     try:
         import pyarrow
-        import pyarrow.parquet
     except ImportError as error:
         raise FormatRefused(f"{name}: {MISSING}") from error
     with tempfile.TemporaryDirectory() as folder:
-        source: Any = file
+        source: object = file
         if not _on_disk(file):
             # its table of contents stands at the end: a stream that is unpacked cannot be read from there
             source = Path(folder) / "unpacked.parquet"
             with source.open("wb") as whole:
                 shutil.copyfileobj(file, whole)
         try:
-            table = pyarrow.parquet.ParquetFile(source)
+            table = _opened(source, name)
             if len(table.schema_arrow.names) > MAX_COLUMNS:
                 raise FormatRefused(
                     f"{name}: expected at most {MAX_COLUMNS} columns, found {len(table.schema_arrow.names)}"
                 )
             number = 0
             for batch in table.iter_batches(batch_size=AT_ONCE, use_threads=False):
-                if batch.nbytes > MAX_BATCH:
+                weights = [_weight(column) for column in batch.columns]
+                values, size = sum(count for count, _ in weights), sum(size for _, size in weights)
+                if size > MAX_BATCH or values > limits.ROW_VALUES:
                     raise FormatRefused(
-                        f"{name} row {number + 1}: {AT_ONCE} rows take more than {MAX_BATCH >> 20} MiB: no feedback"
+                        f"{name} row {number + 1}: {AT_ONCE} rows take more than {MAX_BATCH >> 20} MiB or have more "
+                        f"than {limits.ROW_VALUES:,} values: no feedback"
                     )
                 for values in batch.to_pylist():
                     number += 1
@@ -203,6 +209,45 @@ def parquet_rows(file: IO[bytes], name: str) -> Iterator[Row | RowRefused]:
             raise FormatRefused(f"{name}: the Parquet file cannot be read: {error}") from error
 
 
+def _opened(source: object, name: str) -> ParquetFile:
+    """A Parquet file whose repeated texts stay dictionaries, so that a few bytes do not become gigabytes unseen.
+
+    Raises FormatRefused, before a value is decoded, where a column has more values than are read.
+    """
+    from pyarrow.parquet import ParquetFile
+
+    metadata = ParquetFile(source).metadata
+    repeated: set[str] = set()
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if column.num_values > limits.PARQUET_VALUES:
+                raise FormatRefused(
+                    f"{name}: {column.path_in_schema} has {column.num_values:,} values in one row group; expected at "
+                    f"most {limits.PARQUET_VALUES:,}: no feedback"
+                )
+            if column.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in how for how in column.encodings):
+                repeated.add(column.path_in_schema)
+    return ParquetFile(source, read_dictionary=sorted(repeated))
+
+
+def _weight(column: Array) -> tuple[int, int]:
+    """Number of values that an Arrow array becomes, nested ones counted, and their bytes."""
+    from pyarrow import compute, types
+
+    if types.is_dictionary(column.type):
+        lengths = compute.binary_length(column.dictionary).take(column.indices)
+        return len(column), compute.sum(lengths).as_py() or 0
+    if types.is_map(column.type):
+        parts = [column.keys, column.items]
+    elif types.is_nested(column.type):
+        inner = column.flatten()
+        parts = inner if isinstance(inner, list) else [inner]
+    else:
+        return len(column), column.nbytes
+    weights = [_weight(part) for part in parts]
+    return len(column) + sum(count for count, _ in weights), sum(size for _, size in weights)
+
+
 def _on_disk(file: IO[bytes]) -> bool:
     try:
         file.fileno()
@@ -211,7 +256,7 @@ def _on_disk(file: IO[bytes]) -> bool:
     return True
 
 
-def _plain(value: object, column: str) -> Any:
+def _plain(value: object, column: str) -> object:
     """A value as JSON would hold it. Raises ValueError for bytes: they are images or sound."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -164,7 +164,7 @@ def _feedback(row: JsonObject, line: int) -> ImportedReference:
     )
 
 
-def _decode_json(value: object, what: str) -> Any:
+def _decode_json(value: object, what: str) -> object:
     """Columns of JSON come as JSON or as its text."""
     if not isinstance(value, str):
         return value
@@ -181,7 +181,7 @@ def _turn(turn: JsonObject, what: str) -> list[Message]:
         return [{"role": role, "content": text_of(content, f"{what}.content")}]
     texts: list[str] = []
     thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[Mapping[str, object]] = []
     results: list[Message] = []
     for index, block in enumerate(list_of(content, f"{what}.content")):
         where = f"{what}.content[{index}]"
@@ -220,7 +220,7 @@ def _text_or_json(value: object, what: str) -> str:
     return json.dumps(check_json(value, what), ensure_ascii=False)
 
 
-def _call(part: JsonObject, where: str) -> dict[str, Any]:
+def _call(part: JsonObject, where: str) -> dict[str, object]:
     name = part.get("name") or part.get("raw_name")
     arguments = part.get("arguments") if part.get("arguments") is not None else part.get("raw_arguments")
     return {
@@ -311,7 +311,7 @@ def _blocks(message: Message) -> list[Line]:
     return blocks
 
 
-def _object(raw: str) -> Any:
+def _object(raw: str) -> object:
     try:
         return json.loads(raw)
     except ValueError:
@@ -344,7 +344,7 @@ def _feedback_rows(kind: str) -> Writer:
 METRICS = {"boolean": "thumb", "float": "score"}
 
 
-def _values(rating: ImportedRating) -> Iterator[tuple[str, Any]]:
+def _values(rating: ImportedRating) -> Iterator[tuple[str, object]]:
     """Values of a rating, table by table; stars are a score from 0 to 1 there."""
     if rating.thumb:
         yield "boolean", rating.thumb == "up"

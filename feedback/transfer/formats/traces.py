@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import (
@@ -135,7 +134,7 @@ def _langsmith_feedback(row: JsonObject, line: int) -> Iterator[Record]:
     return score.references(line, key_of(row), target, text_or_empty(row.get("trace_id")))
 
 
-def _langsmith_group(row: JsonObject, line: int, group: list[dict[str, Any]]) -> Iterator[Record]:
+def _langsmith_group(row: JsonObject, line: int, group: list[dict[str, object]]) -> Iterator[Record]:
     """Each two runs of a group compared, said in the row that comes first."""
     first = group[0] if group else {}
     if (first.get("id") or first.get("line")) != (row.get("id") or line):
@@ -263,7 +262,7 @@ def _weave_call_records(
             yield from attempt(line, key_of(record), partial(_weave_feedback, record, line))
 
 
-def _without_references(inputs: object) -> Any:
+def _without_references(inputs: object) -> object:
     """Inputs of which the references to objects elsewhere, which are no words, are left out."""
     if not isinstance(inputs, Mapping):
         return inputs
@@ -399,7 +398,7 @@ def _opik(row: JsonObject, line: int) -> Iterator[Record]:
     yield _opik_call.decision({**seen, "project_name": row.get("project_name")}, line)
 
 
-def _opik_scores(owner: JsonObject) -> Iterator[Any]:
+def _opik_scores(owner: JsonObject) -> Iterator[object]:
     """Scores with their authors: where several people gave one, its value is their mean, and each is read instead."""
     for score in list_of(owner.get("feedback_scores") or [], "feedback_scores"):
         by_author = object_or_empty(object_or_empty(score).get("value_by_author"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from feedback.messages import Completion, Message
 from feedback.transfer.formats.base import (
@@ -138,7 +137,7 @@ def preference_parts(row: JsonObject) -> tuple[list[Message], Completion, Comple
     return _shared_text(text_of(chosen, "chosen"), text_of(rejected, "rejected"))
 
 
-def _after(prompt: list[Message], response: object, what: str) -> Any:
+def _after(prompt: list[Message], response: object, what: str) -> object:
     """A response without the prompt that is repeated in front of it: whole, or (as ultrafeedback_binarized has it) its
     last turns. Raises RowError for a conversation about something else."""
     if not isinstance(response, list):

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from statistics import fmean
-from typing import Any
 
 from feedback.storage.responses import value_excerpt
 from feedback.storage.validation import PROBABILITY_TOLERANCE
@@ -227,7 +226,7 @@ def _slots(row: JsonObject, line: int) -> Iterator[Record]:
         )
 
 
-def _first(value: object, what: str) -> Any:
+def _first(value: object, what: str) -> object:
     """The first of a list, or the value itself where it stands alone. Raises RowError for an empty list."""
     if not isinstance(value, list):
         return value
@@ -271,7 +270,7 @@ def _line(record: ImportedDecision, left_out: Counter[str]) -> Iterator[Line]:
     }
 
 
-def _action(text: str) -> Any:
+def _action(text: str) -> object:
     """An action as the features it is made of, where its text is the JSON of an object and reads the same again."""
     try:
         value = json.loads(text)

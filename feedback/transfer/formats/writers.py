@@ -11,8 +11,7 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from feedback.messages import Completion, Message
-from feedback.storage.bodies import Body
-from feedback.storage.facts import BODIES, COMPARISON, DECISION, OUTCOME, RATING, TRACE, rating_share
+from feedback.storage.facts import BODIES, COMPARISON, DECISION, OUTCOME, RATING, TRACE, Body, rating_share
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -91,6 +90,7 @@ REASONS: dict[str, str] = {
     "roles": "prompts with turns that the format has no speaker for",
     "marker": "texts that hold the format's own turn markers",
     "empty": "responses without a word, where the format needs one",
+    "too_long": "conversations of more than 200 turns, where the format nests one turn in the other",
     "no_candidates": "decisions that did not choose among listed responses",
     "no_feedback": "decisions nobody rated, compared or measured, left out by --require-feedback",
     "below_min_reward": "decisions whose raw reward is below --min-reward, or unknown",
@@ -148,7 +148,7 @@ def sides(record: ImportedComparison) -> tuple[ImportedDecision, ImportedDecisio
     return record.left, record.right
 
 
-def pair_ids(record: ImportedComparison) -> tuple[Any, ...]:
+def pair_ids(record: ImportedComparison) -> tuple[object, ...]:
     """The ids of both sides: comparisons of one pair have the same."""
     return tuple(side.id for side in sides(record))
 
@@ -275,7 +275,7 @@ TIME_COLUMNS = frozenset(
 """Columns of times: ISO 8601 in UTC with microseconds."""
 
 
-def row_of(body: Body, *before: str, after: Sequence[str]) -> Any:
+def row_of(body: Body, *before: str, after: Sequence[str]) -> object:
     """A tuple of the columns of a declared body, between other columns."""
     return namedtuple("row_of", (*before, *body.names, *after))  # its names are data
 

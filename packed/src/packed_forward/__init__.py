@@ -15,10 +15,9 @@ import torch
 
 from packed_forward.forward import packed_logps, strategy_of
 from packed_forward.logps import causal_model, collate, token_logps
-from packed_forward.packing import PackedBatch, TokenizedCompletion, pack
+from packed_forward.packing import PackedBatch, Strategy, TokenizedCompletion, pack
 from packed_forward.selection import StrategyChoice, strategy_select
 from packed_forward.selftest import PackableModel
-from packed_forward.strategies import Strategy
 
 __all__ = ["Packed", "Strategy", "StrategyChoice", "completion_logps", "pack", "prepare"]
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
-from packed_forward import flex, layer_compilation
-from packed_forward.logps import head_logps, spread_at
-from packed_forward.packing import PackedBatch, flatten
+from packed_forward.graphs import Graphs
+from packed_forward.logps import HeadLogps, head_logps, spread_at
+from packed_forward.packing import (
+    PREFIX_ATTENTION_STRATEGIES,
+    PackedBatch,
+    Strategy,
+)
 from packed_forward.prefix_attention import (
     ATTENTION,
     CPU_BLOCK_LIMIT,
@@ -19,12 +23,6 @@ from packed_forward.prefix_attention import (
     SharedPrompt,
     additive,
     repeat_heads,
-)
-from packed_forward.strategies import (
-    FLEX_STRATEGIES,
-    LAST_LAYER_STRATEGIES,
-    PREFIX_ATTENTION_STRATEGIES,
-    Strategy,
 )
 
 COMMON_LEAST = 16
@@ -37,11 +35,34 @@ def packed_hidden(model: torch.nn.Module, packed: PackedBatch, strategy: Strateg
 
     `model` is the causal model itself, prepared by `install` for the strategy.
     """
+    graphs = getattr(model, "ratchet_graphs", None)
+    if graphs is not None and torch.is_grad_enabled():
+        hidden: torch.Tensor = graphs.hidden(packed)
+        return hidden
+    return _launched_hidden(model, packed, strategy)
+
+
+def graphs_use(model: torch.nn.Module, note: Callable[[str], None] = lambda _: None) -> None:
+    """Let the training steps of a causal model run as CUDA graphs where they can; `install` ends it.
+
+    `note` hears why nothing is captured, where a model on a CUDA device cannot be.
+    """
+    strategy = strategy_of(model)
+    if next(model.parameters()).is_cuda and strategy in (Strategy.LAST_LAYER, Strategy.SPLIT):
+        model.ratchet_graphs = Graphs(model, lambda packed: _launched_hidden(model, packed, strategy), note)
+
+
+def graphs_release(model: torch.nn.Module) -> None:
+    """Give the memory of a causal model's graphs back; they are captured again when they are needed."""
+    if hasattr(model, "ratchet_graphs"):
+        model.ratchet_graphs.release()
+
+
+def _launched_hidden(model: torch.nn.Module, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
+    """`packed_hidden` without a graph."""
     prompt = packed.prompt_ids.shape[1]
     ids = torch.cat([packed.prompt_ids, packed.suffix_ids], 1)
     last = packed.prompt_lengths[:, None] - 1
-    if strategy in FLEX_STRATEGIES:
-        return _flat_hidden(model, packed, strategy)
     suffix_mask = packed.suffix_mask()
     common = common_tokens(model, packed)
     if common:
@@ -76,7 +97,7 @@ def common_tokens(model: torch.nn.Module, packed: PackedBatch) -> int:
     if ids.device.type != "cpu" or rows == 1 or prompt > CPU_BLOCK_LIMIT:
         return 0
     dropout = any(getattr(model.config, name, 0.0) for name in ("attention_dropout", "attn_pdrop"))
-    if (model.training and dropout) or layer_compilation.is_compiled(model):
+    if model.training and dropout:
         return 0
     tokens = ids.numpy()
     different = (tokens != tokens[:1]).any(0)
@@ -121,28 +142,6 @@ def _common_hidden(
     return hidden.view(rows, -1, hidden.shape[-1])
 
 
-def _flat_hidden(model: torch.nn.Module, packed: PackedBatch, strategy: Strategy) -> torch.Tensor:
-    row = packed.flat or flatten(packed)
-    output_index = row.state_index if strategy is Strategy.FLEX_LAST_LAYER else None
-    prefix = Prefix(
-        0,
-        None,
-        output_positions=output_index,
-        blocks=flex.block_mask(row),
-        output_blocks=None if output_index is None else flex.block_mask(row, output_index[0]),
-    )
-    hidden = model.base_model(
-        input_ids=row.ids,
-        position_ids=row.positions,
-        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=row.ids.device),
-        use_cache=False,
-        prefix=prefix,
-    ).last_hidden_state
-    if output_index is None:
-        hidden = hidden.gather(1, row.state_index[..., None].expand(-1, -1, hidden.shape[-1]))
-    return hidden.view(packed.prompt_ids.shape[0], -1, hidden.shape[-1])
-
-
 def _keep(hidden: torch.Tensor, packed: PackedBatch, last: torch.Tensor) -> torch.Tensor:
     end = hidden.gather(1, last[..., None].expand(-1, -1, hidden.shape[-1]))
     return torch.cat([end, hidden[:, packed.prompt_ids.shape[1] :]], 1)
@@ -154,7 +153,7 @@ def packed_logps(
     strategy: Strategy,
     extras: tuple[str, ...] = (),
     temperature: float = 1.0,
-) -> tuple[Any, ...]:
+) -> HeadLogps:
     """Log-probability of each completion token, float32 [N, C], 0 where there is none; then what `extras` name, as
     `head_logps` returns it, among the tokens that the batch allows. `model` is the causal model itself.
     Differentiable.
@@ -164,8 +163,11 @@ def packed_logps(
     shape, places = packed.target_mask.shape, packed.places
     read = flat[packed.sources.flatten()[places]]
     targets = packed.targets.flatten()[places]
-    found = head_logps(model, read, targets, extras, temperature, packed.token_sets)
-    return tuple(None if values is None else spread_at(values, places, shape) for values in found)
+    logps, entropy, log_sum_sq, mean_logits, is_top1 = (
+        None if values is None else spread_at(values, places, shape)
+        for values in head_logps(model, read, targets, extras, temperature, packed.token_sets)
+    )
+    return logps, entropy, log_sum_sq, mean_logits, is_top1
 
 
 # --- The last layer -----------------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ def _last_layer(
     self: torch.nn.Module,
     hidden_states: torch.Tensor,
     *args: object,
-    position_embeddings: Any = None,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
     prefix: Prefix | SharedPrompt | None = None,
     **kwargs: object,
 ) -> torch.Tensor:
@@ -219,6 +221,7 @@ def _last_layer(
     query, key = query.transpose(1, 2), key.transpose(1, 2)
     # the architecture's own rotation, once for the kept queries and once for all keys
     rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
+    assert position_embeddings is not None  # transformers gives them to every layer
     cos, sin = (part.expand(rows, -1, -1) for part in position_embeddings)
     spread = positions.expand(-1, -1, cos.shape[-1])
     query, _ = rotate(query, query, cos.gather(1, spread), sin.gather(1, spread))
@@ -232,9 +235,7 @@ def _last_layer(
         )
     groups = query.shape[1] // key.shape[1]
     keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
-    if prefix.output_blocks is not None:
-        seen = flex.attend(query, key, value, prefix.output_blocks, attention.scaling)
-    elif query.device.type == "cpu":  # few queries: plain products are quicker there, see BlockAttention
+    if query.device.type == "cpu":  # few queries: plain products are quicker there, see BlockAttention
         scores = torch.matmul(query * attention.scaling, keys.transpose(-1, -2))
         scores = scores.add_(additive(prefix.output_mask, query.dtype))
         seen = torch.matmul(torch.softmax(scores, -1), values)
@@ -253,7 +254,7 @@ def install(model: torch.nn.Module, strategy: Strategy) -> None:
     model.ratchet_strategy = strategy
     if strategy in PREFIX_ATTENTION_STRATEGIES:
         model.config._attn_implementation = ATTENTION
-    if strategy in LAST_LAYER_STRATEGIES:
+    if strategy is Strategy.LAST_LAYER:
         layer = model.base_model.layers[-1]
         if "forward" in vars(layer):
             raise RuntimeError("the last layer's forward was replaced by something else")
@@ -268,6 +269,8 @@ def strategy_of(model: torch.nn.Module) -> Strategy:
 
 def uninstall(model: torch.nn.Module) -> None:
     """Undo `install`."""
+    if hasattr(model, "ratchet_graphs"):
+        del model.ratchet_graphs
     if model.config._attn_implementation == ATTENTION:
         model.config._attn_implementation = "sdpa"
     for layer in getattr(model.base_model, "layers", None) or ():

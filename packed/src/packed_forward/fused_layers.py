@@ -7,13 +7,18 @@ forward.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    pass
 
 
 def lora_product(
@@ -73,6 +78,15 @@ class LoraFunction(torch.autograd.Function):
         return x_grad, None, None, a_grad.to(ctx.kept_dtype), b_grad.to(ctx.kept_dtype), None
 
 
+@functools.cache
+def gpu_kernels() -> Any:
+    """The module `triton_kernels`; None where Triton is not installed, as with PyTorch for Windows."""
+    try:
+        return importlib.import_module("packed_forward.triton_kernels")
+    except ImportError:
+        return None
+
+
 class GatedMlpFunction(torch.autograd.Function):
     """down(silu(gate(x)) * up(x)) with a LoRA adapter on each of the three; x [..., width] -> the same shape.
 
@@ -82,7 +96,9 @@ class GatedMlpFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, *parts: Any) -> torch.Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, *parts: torch.Tensor
+    ) -> torch.Tensor:
         weights, scales = parts[:9], parts[9:]
         flat = x.reshape(-1, x.shape[-1])
         gate_w, gate_a, gate_b, up_w, up_a, up_b, down_w, down_a, down_b = (w.to(x.dtype) for w in weights)
@@ -91,8 +107,12 @@ class GatedMlpFunction(torch.autograd.Function):
         near_low = flat @ near_a.t()
         gate = functional.linear(flat, gate_w).addmm_(near_low[:, :rank], gate_b.t(), alpha=scales[0])
         up = functional.linear(flat, up_w).addmm_(near_low[:, rank:], up_b.t(), alpha=scales[1])
-        active = functional.silu(gate)
-        out, down_low = lora_product(active * up, down_w, None, down_a, down_b, scales[2])
+        if flat.is_cuda and (kernels := gpu_kernels()) is not None:
+            active, product = None, kernels.gated(gate, up)
+        else:
+            active = functional.silu(gate)
+            product = active * up
+        out, down_low = lora_product(product, down_w, None, down_a, down_b, scales[2])
         ctx.save_for_backward(
             flat,
             gate,
@@ -121,10 +141,14 @@ class GatedMlpFunction(torch.autograd.Function):
         gate_s, up_s, down_s = ctx.scales
         rank = gate_b.shape[1]
         out = grads[0].reshape(-1, grads[0].shape[-1])
-        down_a_grad, down_b_grad, low = lora_gradients(out, active * up, down_low, down_a, down_b, down_s)
+        low = (out @ down_b).mul_(down_s)
         hidden_grad = (out @ down_w).addmm_(low, down_a)
-        up_grad = active * hidden_grad
-        gate_grad = torch.ops.aten.silu_backward(hidden_grad.mul_(up), gate)
+        if active is None:
+            product, gate_grad, up_grad = gpu_kernels().gated_backward(hidden_grad, gate, up)
+        else:
+            product, up_grad = active * up, active * hidden_grad
+            gate_grad = torch.ops.aten.silu_backward(hidden_grad.mul_(up), gate)
+        down_a_grad, down_b_grad = low.t() @ product, (down_low.t() @ out).mul_(down_s).t()
         # not written into slices of one tensor: a compiler stops at a slice given as `out`
         near_grad = torch.cat([(gate_grad @ gate_b).mul_(gate_s), (up_grad @ up_b).mul_(up_s)], 1)
         near_a_grad = near_grad.t() @ flat
@@ -164,6 +188,10 @@ class RmsNormFunction(torch.autograd.Function):
     def forward(
         ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
+        if x.is_cuda:
+            out, scale = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], weight, eps)
+            ctx.save_for_backward(x, weight, scale)
+            return out
         wide = x.to(torch.float32, copy=True)
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
@@ -175,6 +203,11 @@ class RmsNormFunction(torch.autograd.Function):
         ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
+        if x.is_cuda:
+            found = torch.ops.aten._fused_rms_norm_backward(
+                grads[0].contiguous(), x, [x.shape[-1]], scale, weight, [True, False]
+            )
+            return found[0], None, None
         wide = x.to(torch.float32)
         out = (grads[0] * weight).to(torch.float32)  # g = w * grad
         # d/dx = s (g - x s^2 mean(g x))
@@ -206,7 +239,7 @@ def restore_layers(model: torch.nn.Module) -> None:
             del module.forward, module.ratchet_own_forward  # what is left is the class's own
 
 
-def _forward_for(module: torch.nn.Module) -> Callable[..., Any] | None:
+def _forward_for(module: torch.nn.Module) -> Callable[..., object] | None:
     if isinstance(module, LoraLinear) and type(module.base_layer) is torch.nn.Linear:
         return _linear_forward
     if {name for name, _ in module.named_children()} == {"gate_proj", "up_proj", "down_proj", "act_fn"}:

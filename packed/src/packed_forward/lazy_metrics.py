@@ -10,9 +10,13 @@ import contextlib
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import Trainer
 
 Number = int | float
 
@@ -25,7 +29,7 @@ class LazyScalar:
         pending: LazyMetrics,
         tensor: Callable[[], torch.Tensor] | None = None,
         how: Callable[..., Number] | None = None,
-        inputs: tuple[Any, ...] = (),
+        inputs: tuple[Number | LazyScalar, ...] = (),
     ) -> None:
         self.pending, self.tensor, self.how, self.inputs = pending, tensor, how, inputs
         self.value: Number | None = None
@@ -42,33 +46,33 @@ class LazyScalar:
         assert self.value is not None
         return self.value
 
-    def _combine(self, how: Callable[..., Number], *inputs: Any) -> LazyScalar:
+    def _combine(self, how: Callable[..., Number], *inputs: Number | LazyScalar) -> LazyScalar:
         return LazyScalar(self.pending, how=how, inputs=inputs)
 
-    def __add__(self, other: Any) -> LazyScalar:
+    def __add__(self, other: Number | LazyScalar) -> LazyScalar:
         return self._combine(operator.add, self, other)
 
-    def __radd__(self, other: Any) -> LazyScalar:
+    def __radd__(self, other: Number | LazyScalar) -> LazyScalar:
         return self._combine(operator.add, other, self)
 
-    def __sub__(self, other: Any) -> LazyScalar:
+    def __sub__(self, other: Number | LazyScalar) -> LazyScalar:
         return self._combine(operator.sub, self, other)
 
-    def __mul__(self, other: Any) -> LazyScalar:
+    def __mul__(self, other: Number | LazyScalar) -> LazyScalar:
         return self._combine(operator.mul, self, other)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> LazyScalar:
+    def __truediv__(self, other: Number | LazyScalar) -> LazyScalar:
         if isinstance(other, LazyScalar) and other.assumed_positive:
             other.divides = True
             return self._combine(lambda a, b: a / b if b > 0 else 0.0, self, other)
         return self._combine(operator.truediv, self, other)
 
-    def __floordiv__(self, other: Any) -> LazyScalar:
+    def __floordiv__(self, other: Number | LazyScalar) -> LazyScalar:
         return self._combine(operator.floordiv, self, other)
 
-    def __gt__(self, other: Any) -> Any:
+    def __gt__(self, other: Number) -> bool | _AboveZero:
         return _AboveZero(self) if other == 0 and self.value is None else self.resolve() > other
 
     def __float__(self) -> float:
@@ -107,11 +111,11 @@ class LazyTensor:
 
         return tuple(part(number) for number in range(chunks))
 
-    def __getitem__(self, index: Any) -> LazyTensor:
+    def __getitem__(self, index: int | slice | torch.Tensor) -> LazyTensor:
         # a mask of booleans would wait for the device to count what it selects
         return self._map(lambda tensor: tensor[index])
 
-    def __truediv__(self, other: Any) -> LazyTensor:
+    def __truediv__(self, other: Number | torch.Tensor | LazyTensor) -> LazyTensor:
         if not isinstance(other, LazyTensor):
             return self._map(lambda tensor: tensor / other)
         if not other.assumed_positive:
@@ -124,7 +128,7 @@ class LazyTensor:
 
         return LazyTensor(self.pending, quotient)
 
-    def __gt__(self, other: Any) -> Any:
+    def __gt__(self, other: Number) -> torch.Tensor | _AboveZero:
         return _AboveZero(self) if other == 0 else self.make() > other
 
     def item(self) -> LazyScalar:
@@ -135,8 +139,12 @@ class LazyTensor:
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        cls,
+        function: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         plain = [arg.make() if isinstance(arg, LazyTensor) else arg for arg in args]
         return function(*plain, **(kwargs or {}))
 
@@ -167,7 +175,7 @@ class LazyMetrics:
         return LazyTensor(self, lambda: tensor)
 
     @contextlib.contextmanager
-    def gather_on_device(self, trainer: Any) -> Iterator[None]:
+    def gather_on_device(self, trainer: Trainer) -> Iterator[None]:
         """Inside, what the trainer's accelerator gathers (at once, as ever) is kept on the device."""
         accelerator = trainer.accelerator
         trainer.accelerator = LazyAccelerator(self, accelerator)
@@ -201,14 +209,14 @@ class LazyMetrics:
                 )
 
 
-def _value(part: Any) -> Any:
+def _value(part: Number | LazyScalar) -> Number:
     return part.resolve() if isinstance(part, LazyScalar) else part
 
 
 class LazyAccelerator:
     """Accelerator whose gathered tensors stay on the device."""
 
-    def __init__(self, pending: LazyMetrics, accelerator: Any) -> None:
+    def __init__(self, pending: LazyMetrics, accelerator: Accelerator) -> None:
         self._pending, self._accelerator = pending, accelerator
 
     def gather(self, tensor: torch.Tensor) -> LazyTensor:
@@ -224,5 +232,5 @@ class LazyAccelerator:
             return tensor
         return self._pending.wrap(gather(tensor.make()))  # all processes meet here, so it is made now
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._accelerator, name)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from trl.kernels import ChunkedLogProbFunction
 
 from packed_forward.packing import NO_CHOICE, AllowedTokens, CompletionTokens, allowed_logps
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 TILE = 32768
 """Widest slice of the vocabulary projected at once, so that no [tokens, vocabulary] tensor is ever held."""
@@ -59,6 +62,12 @@ def spread_at(values: torch.Tensor, places: torch.Tensor, shape: torch.Size) -> 
     return values.new_zeros(shape.numel()).index_copy(0, places, values).view(shape)
 
 
+HeadLogps = tuple[
+    torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None
+]
+"""Log-probabilities, entropy, log sum of squares, mean logit, is top 1: each [n], or None where it is not asked for."""
+
+
 def head_logps(
     model: torch.nn.Module,
     hidden: torch.Tensor,
@@ -66,7 +75,7 @@ def head_logps(
     extras: tuple[str, ...] = (),
     temperature: float = 1.0,
     allowed: AllowedTokens | None = None,
-) -> tuple[Any, ...]:
+) -> HeadLogps:
     """log softmax(head(hidden) / temperature)[targets] for hidden [n, width] and targets [n], without ever holding all
     logits of a large batch.
 
@@ -104,7 +113,7 @@ def _allowed_logps(
     targets: torch.Tensor,
     allowed: AllowedTokens,
     temperature: float,
-) -> tuple[Any, ...]:
+) -> HeadLogps:
     """`head_logps` among allowed tokens. Only places that leave a choice reach the head, a slice of CELLS logits at a
     time; of more than one slice the logits are computed again in the backward pass instead of being held."""
     places = (allowed.index != NO_CHOICE).nonzero()[:, 0]
@@ -144,7 +153,7 @@ def _frozen_on_cpu(head: torch.nn.Module, hidden: torch.Tensor) -> bool:
     )
 
 
-def logit_settings(config: Any) -> tuple[float | None, float]:
+def logit_settings(config: PretrainedConfig) -> tuple[float | None, float]:
     """Soft cap (or None) and factor that an architecture applies to its logits after the head.
 
     Cohere (logit_scale), Falcon-H1 (lm_head_multiplier), Granite and MiniCPM3 (divide by logits_scaling), Gemma 2
@@ -194,9 +203,9 @@ class FrozenHeadLogProb(torch.autograd.Function):
         softcap: float | None,
         scale: float,
         extras: tuple[str, ...],
-    ) -> tuple[torch.Tensor | None, ...]:
+    ) -> HeadLogps:
         ctx.set_materialize_grads(False)
-        chunks: list[tuple[torch.Tensor | None, ...]] = []
+        chunks: list[HeadLogps] = []
         slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         at_once = max(1, CELLS // weight.shape[0])
         for start in range(0, max(len(hidden), 1), at_once):
@@ -223,9 +232,9 @@ class FrozenHeadLogProb(torch.autograd.Function):
                 # 1 - p of the target before it is rounded: a sure token keeps its small gradient
                 p.scatter_(-1, chunk_targets, torch.expm1(chosen)).mul_(-factor)
                 torch.mm(p.to(hidden.dtype), weight, out=slopes[part])
-        outputs = tuple(
-            None if values[0] is None else torch.cat(values) for values in zip(*chunks, strict=True)
-        )
+        joined = (None if values[0] is None else torch.cat(values) for values in zip(*chunks, strict=True))
+        logps, entropy, log_sum_sq, mean_logits, is_top1 = joined
+        outputs = logps, entropy, log_sum_sq, mean_logits, is_top1
         ctx.save_for_backward(hidden, weight, bias, targets, slopes)
         ctx.settings = (temperature, min(weight.shape[0], CELLS), softcap, scale)
         ctx.mark_non_differentiable(*(values for values in outputs[2:] if values is not None))

@@ -1,4 +1,4 @@
-"""One row per prompt: `[prompt | completion 1 | completion 2 | ...]`, so that a prompt is computed once.
+"""One row per prompt: `[prompt | completion 1 | completion 2 | ...]`, cut into micro-batches by a budget of tokens.
 
 A completion's last token is never fed: nothing is predicted from it. Positions go on from the prompt's, and a
 completion sees the prompt and itself. After Krell et al. 2021 (arXiv 2107.02027) for packing; shared prefixes in
@@ -7,17 +7,17 @@ DPO: arXiv 2410.20305.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, Self
+from enum import StrEnum
+from typing import NotRequired, Protocol, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
-
-FLEX_BLOCK = 128
-"""Tokens on a side of one tile of the mask; rows are filled up to a multiple of it."""
 
 
 class CompletionTokens(Protocol):
@@ -36,29 +36,6 @@ class TokenizedCompletion:
 
     prompt_ids: list[int]
     response_ids: list[int]
-
-
-@dataclass(frozen=True)
-class Flat:
-    """All tokens of a `PackedBatch`, without padding, in one row of T: prompt, its completions, the next prompt."""
-
-    ids: torch.Tensor
-    """[1, T] int64."""
-    positions: torch.Tensor
-    """[1, T] int64."""
-    documents: torch.Tensor
-    """[T] int64: which prompt a token belongs to; -1 is padding."""
-    segments: torch.Tensor
-    """[T] int64: which completion of its prompt; -1 is the prompt itself."""
-    state_index: torch.Tensor
-    """[1, R * (1 + S)] int64: where the states lie that `PackedBatch.sources` counts; a padded one lies at its prompt's
-    end."""
-
-    def to(self, device: torch.device | str, **kwargs: object) -> Self:
-        return type(self)(**{f.name: getattr(self, f.name).to(device, **kwargs) for f in fields(self)})
-
-    def pin_memory(self) -> Self:
-        return type(self)(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -84,8 +61,6 @@ class PackedBatch:
     """[N, C] bool: real completion tokens."""
     places: torch.Tensor
     """[n] int64: where `target_mask` is true, counted row by row. Known here, it need not be counted on a device."""
-    flat: Flat | None = None
-    """The same tokens one behind the other, where FlexAttention is to compute them."""
     token_sets: AllowedTokens | None = None
     """Tokens among which the completions were sampled, of each of the n places; None: of all."""
 
@@ -96,9 +71,20 @@ class PackedBatch:
     def pin_memory(self) -> Self:
         return self._map(lambda part: part.pin_memory())
 
-    def _map(self, change: Callable[[Any], Any]) -> Self:
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         return type(self)(**{name: None if part is None else change(part) for name, part in parts.items()})
+
+    def widened(self, prompt: int, suffix: int) -> Self:
+        """The same rows, padded to so many tokens: what depends on `sources` still counts the old width."""
+        more = prompt - self.prompt_ids.shape[1], suffix - self.suffix_ids.shape[1]
+        return dataclasses.replace(
+            self,
+            prompt_ids=functional.pad(self.prompt_ids, (0, more[0])),
+            suffix_ids=functional.pad(self.suffix_ids, (0, more[1])),
+            suffix_positions=functional.pad(self.suffix_positions, (0, more[1])),
+            suffix_segments=functional.pad(self.suffix_segments, (0, more[1]), value=-1),
+        )
 
     @property
     def tokens(self) -> int:
@@ -146,13 +132,12 @@ def pack(
     completions: Sequence[Sequence[int]],
     *,
     pad_token_id: int,
-    fit: Callable[[int, int], tuple[int, int]] | None = None,
     allowed: AllowedTokens | None = None,
 ) -> PackedBatch:
     """Pack N completions, each after its own prompt; equal prompts share a row, equal completions of one a segment.
 
     `prompts[n]` and `completions[n]` are token ids, neither of them empty. Row n of `sources` and `targets` belongs to
-    completion n, in the order given. `fit` may make P and S larger than the rows need. `allowed` are the tokens that
+    completion n, in the order given. `allowed` are the tokens that
     each token of the completions, one behind the other, was sampled among.
     """
     if not all(prompts) or not all(completions):
@@ -173,8 +158,6 @@ def pack(
         places.append((row, segments[row][key]))
     longest_prompt = max(map(len, row_of))
     suffix = max(*widths, 1)
-    if fit is not None:
-        longest_prompt, suffix = fit(longest_prompt, suffix)
     longest = max(map(len, completions))
     rows = len(segments)
     lengths = torch.tensor([len(completion) for completion in completions])
@@ -206,39 +189,12 @@ def pack(
     return packed
 
 
-def flatten(packed: PackedBatch) -> Flat:
-    """Lay packed rows out one behind the other. Counts the tokens, so better done before they are on a device."""
-    rows, prompt = packed.prompt_ids.shape
-    device = packed.prompt_ids.device
-    in_prompt = torch.arange(prompt, device=device) < packed.prompt_lengths[:, None]
-    real = torch.cat([in_prompt, packed.suffix_segments >= 0], 1)
-    segments = torch.cat([torch.full_like(packed.prompt_ids, -1), packed.suffix_segments], 1)
-    documents = torch.arange(rows, device=device)[:, None].expand_as(real)
-    at = (real.flatten().cumsum(0) - 1).view_as(real)
-    last = at.gather(1, packed.prompt_lengths[:, None] - 1)
-    index = torch.cat([last, torch.where(packed.suffix_segments >= 0, at[:, prompt:], last)], 1)
-    places = real.flatten().nonzero()[:, 0]
-    missing = -len(places) % FLEX_BLOCK
-
-    def pad(values: torch.Tensor, fill: int) -> torch.Tensor:
-        return functional.pad(values.flatten()[places], (0, missing), value=fill)
-
-    ids = torch.cat([packed.prompt_ids, packed.suffix_ids], 1)
-    return Flat(
-        ids=pad(ids, 0)[None],
-        positions=pad(packed.positions(), 0)[None],
-        documents=pad(documents, -1),
-        segments=pad(segments, -1),
-        state_index=index.reshape(1, -1),
-    )
-
-
 def completion_with_end(completion: Sequence[int], pad_token_id: int) -> list[int]:
     """A completion with one token behind it: its last own token is then fed, and a score can be read there."""
     return [*completion, pad_token_id]
 
 
-def completion_batch(packed: PackedBatch, pad_token_id: int, count: int) -> dict[str, Any]:
+def completion_batch(packed: PackedBatch, pad_token_id: int, count: int) -> dict[str, object]:
     """A batch of the first `count` completions as TRL's losses take it: the completions alone, [count, 1 + C], whose
     log-probabilities the model finds by `packed`."""
     return {
@@ -323,3 +279,126 @@ def allowed_kl(logits: torch.Tensor, others: torch.Tensor, allowed: AllowedToken
     apart = (log_p - log_q).masked_fill(~sets, 0.0)  # minus infinity less minus infinity has no value
     found[at] = (log_p.exp() * apart).sum(-1).clamp_min(0.0)
     return found
+
+
+class Strategy(StrEnum):
+    """A way to compute packed rows; each falls back on the next."""
+
+    LAST_LAYER = "split+last_layer"
+    """Strategy `split`, with the last layer's queries, output and MLP only where a completion token is
+    predicted."""
+    SPLIT = "split"
+    """Causal attention over the prompt, one small masked attention for the completions."""
+    STOCK = "stock"
+    """Not packed: TRL's rows, prompt and completion repeated for each."""
+
+
+PREFIX_ATTENTION_STRATEGIES = (Strategy.LAST_LAYER, Strategy.SPLIT)
+"""Strategies whose attention is `prefix_attention`."""
+
+
+class PairTokens(TypedDict):
+    """A preference pair as token ids."""
+
+    prompt_ids: list[int]
+    chosen_ids: list[int]
+    rejected_ids: list[int]
+    weight: NotRequired[float]
+    """Of the pair, in the loss."""
+    index: NotRequired[int]
+    """Place among the rows given."""
+    ref_chosen_logps: NotRequired[float]
+    ref_rejected_logps: NotRequired[float]
+
+
+@dataclass(frozen=True)
+class UncollatedRows:
+    """The rows of one batch, not yet tensors: how many go at once is known only when they are computed."""
+
+    rows: list[PairTokens]
+
+
+def row_tokens(row: PairTokens) -> int:
+    """Tokens a pair feeds when its prompt is computed once."""
+    return len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])
+
+
+def micro_batches(rows: Sequence[PairTokens], budget: int) -> Iterator[list[PairTokens]]:
+    """Cut rows, in order, so that padded to its longest row none is wider than `budget` tokens; 0 does not cut.
+
+    A row longer than the budget goes alone.
+    """
+    batch: list[PairTokens] = []
+    longest = 0
+    for row in rows:
+        longest = max(longest, row_tokens(row))
+        if batch and budget > 0 and longest * (len(batch) + 1) > budget:
+            yield batch
+            batch, longest = [], row_tokens(row)
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def split_evenly(rows: Sequence[PairTokens], parts: int) -> list[list[PairTokens]]:
+    """Rows cut, in order, into `parts` of nearly the same number; none is empty where there are rows enough."""
+    cuts = [len(rows) * part // parts for part in range(parts + 1)]
+    return [list(rows[start:end]) for start, end in itertools.pairwise(cuts) if end > start]
+
+
+@dataclass
+class MicroBatcher:
+    """Runs one step over its micro-batches and remembers what fits."""
+
+    parameters: list[torch.nn.Parameter]
+    """Parameters whose gradients a failed backward pass may have half written."""
+    budget: int = 0
+    """Tokens at once; 0 until something did not fit."""
+    checkpoint: Callable[[], bool] = lambda: False
+    """Turns gradient checkpointing on; false where it is on already."""
+    say: Callable[[str], None] = lambda _: None
+    max_over_ranks: Callable[[int], int] | None = None
+    """The greatest of several processes' counts; None: this process trains alone. Each micro-batch is a collective
+    operation of all processes, so they must make as many; a process that runs out of memory cannot halve its own."""
+
+    def run(
+        self, rows: list[PairTokens], compute: Callable[[list[PairTokens], float], torch.Tensor]
+    ) -> torch.Tensor:
+        """Sum of `compute(micro-batch, its share of the rows)`, each of which also runs the backward pass.
+
+        Out of memory: the gradients of that micro-batch are taken back, the budget becomes half of what was tried,
+        and what is left goes on. One row that does not fit is tried once more with gradient checkpointing; then the
+        error is the caller's.
+        """
+        waiting = list(micro_batches(rows, self.budget))
+        if self.max_over_ranks is not None and self.budget > 0:
+            waiting = split_evenly(rows, self.max_over_ranks(len(waiting)))
+        total: torch.Tensor | None = None
+        while waiting:
+            part = waiting.pop(0)
+            before = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters]
+            try:
+                loss = compute(part, len(part) / len(rows))
+            except torch.OutOfMemoryError:
+                for parameter, gradient in zip(self.parameters, before, strict=True):
+                    parameter.grad = gradient
+                if self.max_over_ranks is not None or (len(part) == 1 and not self.checkpoint()):
+                    raise
+                self._shrink(part)
+                waiting = [*micro_batches([row for rest in (part, *waiting) for row in rest], self.budget)]
+                continue
+            total = loss if total is None else total + loss
+        assert total is not None
+        return total
+
+    def _shrink(self, part: list[PairTokens]) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        tried = len(part) * max(map(row_tokens, part))
+        if len(part) == 1:
+            self.say(
+                f"one pair of {tried:,} tokens did not fit into memory: gradient checkpointing is on from now"
+            )
+            return
+        self.budget = tried // 2
+        self.say(f"out of memory at {tried:,} tokens: continuing with {self.budget:,} at once")

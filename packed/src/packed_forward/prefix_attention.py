@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from packed_forward import flex
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 ATTENTION = "ratchet_prefix"
 """Name under which transformers finds `prefix_attention`."""
@@ -38,10 +38,6 @@ class Prefix:
     """[R, 1 + S] int64, positions the last layer keeps; None where it keeps all."""
     output_mask: torch.Tensor | None = None
     """[R, 1, 1 + S, P + S] bool."""
-    blocks: BlockMask | None = None
-    """Mask for FlexAttention, in place of `suffix_mask`."""
-    output_blocks: BlockMask | None = None
-    """Mask for FlexAttention, in place of `output_mask`."""
     common: int = 0
     """K, leading tokens that all R rows have. Where there are any, queries, keys and values are one row
     [K | rest of row 1 | ... | rest of row R] and the masks have K more columns in front."""
@@ -86,18 +82,12 @@ def prefix_attention(
     if isinstance(prefix, SharedPrompt):
         return prefix.attend(module.layer_idx, query, key, value, scale), None
     split = prefix.prompt
-    if prefix.blocks is not None:
-        if dropout:
-            raise NotImplementedError(
-                "FlexAttention has no dropout: train without it, or with attention=split"
-            )
-        return flex.attend(query, key, value, prefix.blocks, scale).transpose(1, 2).contiguous(), None
     if prefix.common:
         if dropout:
             raise NotImplementedError("rows with common leading tokens have no attention dropout")
         return _common_attention(query, key, value, prefix, scale), None
     in_blocks = query.device.type == "cpu" and split <= CPU_BLOCK_LIMIT and dropout == 0
-    if in_blocks and not torch.compiler.is_compiling():
+    if in_blocks:
         return BlockAttention.apply(query, key, value, split, prefix.suffix_mask, scale, 0), None
     groups = query.shape[1] // key.shape[1]
     all_keys, all_values = repeat_heads(key, groups), repeat_heads(value, groups)
@@ -263,7 +253,7 @@ class SharedPrompt:
     samples: int
 
     @classmethod
-    def of(cls, cache: Any, mask: torch.Tensor, samples: int) -> Self:
+    def of(cls, cache: DynamicCache, mask: torch.Tensor, samples: int) -> Self:
         """From the prefill's cache and its mask [P, T]."""
         keys = [layer.keys for layer in cache.layers]
         closed = torch.zeros_like(mask, dtype=keys[0].dtype).masked_fill(mask == 0, -torch.inf)

@@ -1,14 +1,23 @@
-"""Cache of values computed once per row, on disk for later runs: reference log-probabilities, tokens, self-tests."""
+"""Caches on disk for later runs: values computed once per row, and the results of self-tests."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import json
 import logging
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol, TypedDict
+
+import torch
+
+from packed_forward.prefix_attention import ATTENTION
 
 logger = logging.getLogger("packed_forward.row_cache")
 
@@ -115,3 +124,112 @@ def row_key(*parts: str | Sequence[int]) -> bytes:
         digest.update(len(data).to_bytes(8, "big"))
         digest.update(data)
     return digest.digest()
+
+
+# --- Cache of self-test results on disk: a retrain need not measure again what has not changed ---
+
+LIBRARIES = ("torch", "transformers", "peft", "trl")
+
+SOURCES = (
+    "forward.py",
+    "fused_layers.py",
+    "logps.py",
+    "packing.py",
+    "prefix_attention.py",
+    "selection.py",
+    "selftest.py",
+    "triton_kernels.py",
+)
+"""Files beside this one that decide how a packed row is computed."""
+
+
+@dataclass(frozen=True)
+class SelftestCache:
+    """Store of self-test results, with the facts about a model that it does not carry itself."""
+
+    rows: RowCache
+    base_model_hash: str
+    quantization: str
+    """`none` or `4bit`."""
+    processor: str
+    """The CPU's name; a result on CUDA goes by the card's."""
+
+
+class SelftestResult(TypedDict):
+    """A stored result: the strategy, why it was taken, how well it agreed, and the longest row in tokens."""
+
+    rung: str
+    reason: str
+    agreement: dict[str, str]
+    longest: int
+
+
+class CachedPolicy(Protocol):
+    """The part of `selftest.PackablePolicy` that a key is made of."""
+
+    @property
+    def model(self) -> torch.nn.Module: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def selftest_cache(self) -> SelftestCache | None: ...
+
+
+def selftest_key(policy: CachedPolicy, *conditions: str) -> bytes | None:
+    """Key of all that a result depends on but the rows: weights, arithmetic, adapter, machine, libraries, our code.
+
+    None for a policy without a cache.
+    """
+    cache = policy.selftest_cache
+    if cache is None:
+        return None
+    shapes = [
+        f"{name} {tuple(parameter.shape)} {parameter.dtype}"
+        for name, parameter in policy.model.named_parameters()
+        if parameter.requires_grad
+    ]
+    cuda = policy.device.type == "cuda"
+    return row_key(
+        cache.base_model_hash,
+        str(policy.model.dtype),
+        cache.quantization,
+        _attention(policy.model),
+        json.dumps(shapes),
+        torch.cuda.get_device_name(policy.device) if cuda else cache.processor,
+        str(torch.is_autocast_enabled(policy.device.type)),
+        packed_code(),
+        *conditions,
+    )
+
+
+def selftest_read(policy: CachedPolicy, key: bytes, longest: int) -> SelftestResult | None:
+    """The result under the key, unless only shorter rows were tested: a sliding window shows beyond its width."""
+    if policy.selftest_cache is None:
+        return None
+    stored = policy.selftest_cache.rows.get([key]).get(key)
+    result: SelftestResult | None = json.loads(stored) if stored is not None else None
+    return result if result is not None and result["longest"] >= longest else None
+
+
+def selftest_store(policy: CachedPolicy, key: bytes, longest: int, **result: object) -> None:
+    """Store a result under the key, with the tokens of the longest row it was measured on."""
+    if policy.selftest_cache is not None:
+        policy.selftest_cache.rows.put({key: json.dumps({**result, "longest": longest}).encode()})
+
+
+def _attention(model: torch.nn.Module) -> str:
+    kind = str(model.config._attn_implementation)
+    return "sdpa" if kind == ATTENTION else kind  # prefix attention was put in sdpa's place
+
+
+@functools.cache
+def packed_code() -> str:
+    """Sum over the code that computes packed rows, and the versions of its libraries."""
+    digest = hashlib.sha256()
+    for library in LIBRARIES:
+        digest.update(f"{library} {version(library)}\n".encode())
+    for name in SOURCES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    return digest.hexdigest()

@@ -11,17 +11,16 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from packed_forward import forward as packed_forward
-from packed_forward import fused_layers, layer_compilation
+from packed_forward import fused_layers
 from packed_forward.forward import packed_hidden
 from packed_forward.logps import causal_model, collate, head_logps
-from packed_forward.packing import CompletionTokens, completion_with_end, pack
-from packed_forward.selftest_cache import SelftestCache
-from packed_forward.strategies import Strategy
+from packed_forward.packing import CompletionTokens, Strategy, completion_with_end, pack
+from packed_forward.row_cache import SelftestCache
 
 TOLERANCE = {torch.float32: (1e-3, 2e-3), torch.bfloat16: (0.08, 0.15), torch.float16: (0.01, 0.1)}
 """dtype -> (root mean square difference of a token's log-probability in nats, relative difference of a gradient). A
@@ -52,12 +51,9 @@ FORWARD_ERRORS = (
 )
 """Errors that a forward which was not made for packed rows may raise."""
 
-Head = Callable[[Any, torch.Tensor], torch.Tensor]
+Head = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 """(the transformers model, hidden states [n, width]) -> scores [n]: for a run that reads a score at the end of each
 response instead of the log-probabilities of its tokens."""
-
-Fit = Callable[[int, int], tuple[int, int]]
-"""(prompt tokens, suffix tokens) -> the widths that rows are padded to."""
 
 Measurement = tuple[torch.Tensor, dict[str, torch.Tensor]]
 """Log-probabilities [n] (or scores) in float32, and the gradient of each trained parameter by its name."""
@@ -89,7 +85,7 @@ class PackableModel:
     """A transformers causal model, or a PeftModel around one."""
     pad_token_id: int
     selftest_cache: SelftestCache | None = None
-    autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """Context of the run's forward passes; backward passes run outside of it."""
 
     @property
@@ -97,7 +93,7 @@ class PackableModel:
         return torch.device(causal_model(self.model).device)
 
 
-def forward_context(policy: PackablePolicy) -> contextlib.AbstractContextManager[Any]:
+def forward_context(policy: PackablePolicy) -> contextlib.AbstractContextManager[object]:
     """The autocast under which a policy's forward is measured; a loaded policy is measured in its own dtype."""
     return policy.autocast() if isinstance(policy, PackableModel) else contextlib.nullcontext()
 
@@ -114,7 +110,6 @@ def compute_dtype(policy: PackablePolicy) -> torch.dtype:
 
 def install(policy: PackablePolicy, strategy: Strategy) -> None:
     """Prepare a policy's model for a strategy; STOCK restores what transformers and peft made of it."""
-    layer_compilation.uncompile_layers(causal_model(policy.model))
     packed_forward.install(causal_model(policy.model), strategy)
     if strategy is Strategy.STOCK:
         fused_layers.restore_layers(policy.model)
@@ -206,18 +201,35 @@ def _reference(
 ) -> Measurement:
     batch = collate(probes, policy.pad_token_id)
     batch = {name: tensor.to(policy.device) for name, tensor in batch.items()}
-    attention = batch["attention_mask"]
-    with torch.set_grad_enabled(gradients):
-        model = causal_model(policy.model)
+    ids, attention = batch["input_ids"], batch["attention_mask"]
+    model = causal_model(policy.model)
+
+    def run(rows: slice) -> torch.Tensor:
         with forward_context(policy):
-            hidden = model.base_model(
-                input_ids=batch["input_ids"], attention_mask=attention, use_cache=False
+            states: torch.Tensor = model.base_model(
+                input_ids=ids[rows], attention_mask=attention[rows], use_cache=False
             ).last_hidden_state
+        return states
+
+    def measure(hidden: torch.Tensor) -> Measurement:
         if head is not None:
             rows = torch.arange(len(probes), device=attention.device)
             return _measure_scores(policy, head(model, hidden[rows, attention.sum(1) - 1]), gradients)
         mask = batch["completion_mask"][:, 1:].bool()
-        return _measure_logps(policy, hidden[:, :-1][mask], batch["input_ids"][:, 1:][mask], gradients)
+        return _measure_logps(policy, hidden[:, :-1][mask], ids[:, 1:][mask], gradients)
+
+    everything = slice(len(probes))
+    if not gradients or policy.device.type == "cpu":
+        with torch.set_grad_enabled(gradients):
+            return measure(run(everything))
+    # back through one row at a time: an accelerator has less memory, and stock layers keep twice what packed ones do
+    with torch.no_grad():
+        hidden = run(everything)
+    logps, _ = measure(hidden.requires_grad_())
+    assert hidden.grad is not None
+    for row in range(len(probes)):
+        run(slice(row, row + 1)).backward(hidden.grad[row : row + 1])
+    return logps, gradients_of(policy)
 
 
 def measure_packed(
@@ -226,12 +238,11 @@ def measure_packed(
     strategy: Strategy,
     gradients: bool,
     head: Head | None = None,
-    fit: Fit | None = None,
 ) -> Measurement:
     """The probes measured over packed rows, by a model that is prepared for the strategy."""
     return _joined(
         [
-            _packed(policy, part, strategy, with_gradients, head, fit)
+            _packed(policy, part, strategy, with_gradients, head)
             for part, with_gradients in _parts(probes, gradients)
         ]
     )
@@ -243,13 +254,12 @@ def _packed(
     strategy: Strategy,
     gradients: bool,
     head: Head | None,
-    fit: Fit | None,
 ) -> Measurement:
     pad = policy.pad_token_id
     answers = [
         item.response_ids if head is None else completion_with_end(item.response_ids, pad) for item in probes
     ]
-    packed = pack([item.prompt_ids for item in probes], answers, pad_token_id=pad, fit=fit).to(policy.device)
+    packed = pack([item.prompt_ids for item in probes], answers, pad_token_id=pad).to(policy.device)
     with torch.set_grad_enabled(gradients):
         model = causal_model(policy.model)
         with forward_context(policy):

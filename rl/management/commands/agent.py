@@ -1,15 +1,16 @@
-"""Rename or delete an agent, or set its base model."""
+"""Delete an agent, or set its base model."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated
 
 from django.core.management.base import CommandError, CommandParser
 
-from backend.command import CommandOptions, RatchetCommand, options_add
-from feedback.agents.changes import agent_delete, agent_rename
+from backend.command import BY_HAND, CommandOptions, RatchetCommand, Result, options_add
+from feedback.agents import agent_delete
 from feedback.erasure.withdrawals import trained_text
 from feedback.selectors import SLUG_PATTERN
 from rl.base_models.service import agent_base_model, base_model_set
@@ -28,15 +29,6 @@ class SetOptions(CommandOptions):
     )
 
 
-class RenameOptions(CommandOptions):
-    agent: str
-    """AGENT: Present slug of the agent."""
-    new: str
-    """NEW: New slug; no other agent may have it."""
-    dry_run: bool = False
-    """Print what would be renamed; change nothing."""
-
-
 class DeleteOptions(CommandOptions):
     agent: str
     """AGENT: The agent's slug."""
@@ -47,7 +39,6 @@ class DeleteOptions(CommandOptions):
 
 
 ACTIONS: dict[str, tuple[str, type[CommandOptions]]] = {
-    "rename": ("Give an agent another name. Example: agent rename filer sorter", RenameOptions),
     "delete": ("Delete an agent and all its data. Example: agent delete filer --dry-run", DeleteOptions),
     "set": (
         "Set or show an agent's base model. Example: agent set support-bot --base-model smollm2",
@@ -57,34 +48,39 @@ ACTIONS: dict[str, tuple[str, type[CommandOptions]]] = {
 """Action -> help and options."""
 
 
-class Command(RatchetCommand):
+class Options(CommandOptions):
+    """Those of every action."""
+
+    action: Annotated[str, BY_HAND]
+    agent: Annotated[str, BY_HAND]
+    base_model: Annotated[str | None, BY_HAND] = None
+    dry_run: Annotated[bool, BY_HAND] = False
+    force: Annotated[bool, BY_HAND] = False
+
+
+class Command(RatchetCommand[Options, Result]):
     help = (
-        "Set the base model of an agent, or rename or delete it with its decisions, settings and policies. "
+        "Set the base model of an agent, or delete it with its decisions, settings and policies. "
         "Deleting an agent that has runs or policies needs --force. Example: manage.py agent set support-bot "
         "--base-model smollm2"
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
-        actions = parser.add_subparsers(dest="action", required=True, metavar="set|rename|delete")
+        actions = parser.add_subparsers(dest="action", required=True, metavar="set|delete")
         for action, (text, options) in ACTIONS.items():
             sub = actions.add_parser(action, help=text)
             options_add(sub, options)
             again = "The same as --json before the action."
             sub.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=again)
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        if options["action"] == "set":
-            return {"action": "set", **self._base(options["agent"], options["base_model"])}
-        if options["action"] == "rename":
-            done = agent_rename(options["agent"], options["new"], dry_run=options["dry_run"])
-            return {"action": "rename", **done.as_dict()}
-        gone = agent_delete(
-            options["agent"], actor="agent delete", dry_run=options["dry_run"], force=options["force"]
-        )
-        return {"action": "delete", **gone.as_dict()}
+    def work(self, options: Options) -> Result:
+        if options.action == "set":
+            return {"action": "set", **self._base(options.agent, options.base_model)}
+        gone = agent_delete(options.agent, actor="agent delete", dry_run=options.dry_run, force=options.force)
+        return {"action": "delete", **asdict(gone)}
 
-    def _base(self, agent: str, text: str | None) -> dict[str, Any]:
+    def _base(self, agent: str, text: str | None) -> Result:
         """Set the agent's base model if one is given; returns the present one."""
         if not re.fullmatch(SLUG_PATTERN, agent):
             raise CommandError(f"expected a slug such as support-bot, found {agent!r}")
@@ -98,35 +94,24 @@ class Command(RatchetCommand):
         found = agent_base_model(agent)
         return {"agent": agent, "base_model": found.name, "path": found.path, "origin": found.origin}
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: Result) -> None:
         if result["action"] == "set":
             self.stdout.write(
                 f"{result['agent']} uses the base model {result['base_model']} ({result['origin']})"
             )
             return
         dry = result["dry_run"]
-        if result["action"] == "rename":
-            self.stdout.write(f"{result['agent']} {'would be' if dry else 'was'} renamed to {result['new']}:")
-        else:
-            self.stdout.write(f"{'Would delete' if dry else 'Deleted'} {result['agent']}:")
+        self.stdout.write(f"{'Would delete' if dry else 'Deleted'} {result['agent']}:")
         for name, count in result["rows"].items():
             self.stdout.write(f"  {count:,} {name}")
         for path in result["files"]:
             self.stdout.write(f"  {path}")
-        if result["action"] == "rename":
-            self.stdout.write(
-                "Policies keep their names. An app that still sends the old name creates a new agent with it"
-            )
-            return
         if result.get("trained"):
             self.stdout.write(f"  {trained_text(result['trained'], 'for it')}")
 
-    def next_step(self, result: dict[str, Any]) -> str:
+    def next_step(self, result: Result) -> str:
         if result["action"] == "set":
             return f"python manage.py run_pipeline --agent {result['agent']}"
-        if result["action"] == "rename":
-            again = f"python manage.py agent rename {result['agent']} {result['new']}"
-            return again if result["dry_run"] else f"make your app send {result['new']}"
         if result["dry_run"]:
             return f"python manage.py agent delete {result['agent']}{' --force' if result['trained'] else ''}"
         return (

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from django.core.management.base import CommandParser
 
-from backend import next_steps
-from backend.command import CommandOptions, RatchetCommand
+from backend import command
+from backend.command import BY_HAND, NEEDED, CommandOptions, RatchetCommand, Result
 from rl.evaluation import benchmarks
 from rl.recipes.benchmark_tasks import BENCHMARKS, bundled_names
 from rl.registry.gate_evidence import gate_bounds
 
 
-class Command(RatchetCommand):
+class Options(CommandOptions):
+    policy: Annotated[str, NEEDED]
+    """NAME: A registered policy. Example: --policy widgets-v312"""
+    tasks: Annotated[str | None, BY_HAND]
+    limit: int | None = None
+    """N: Only the first N items of each task (default: all). Example: --limit 100"""
+    fewshot: int | None = None
+    """N: Solved examples before each item (default: what the task defines, else 0). Example: --fewshot
+    5"""
+    batch_size: int = 16
+    """N: Items per batch (default 16). Example: --batch-size 4"""
+    no_chat_template: bool = False
+    """Send items as plain text, as published results of base models do (default: as chat messages, as the
+    policy is served)."""
+    hub: bool = False
+    """Download data sets that are not in the Hugging Face cache (default: no downloads)."""
+    quantization: Literal["none", "4bit"] = "none"
+    """Load the base model in 4-bit (default none). Example: --quantization 4bit"""
+
+
+class Command(RatchetCommand[Options, Result]):
     help = (
         "Run benchmark tasks (lm-evaluation-harness) for a policy and its base model on the same "
         "items, and store the results with the policy. Example: manage.py benchmark_model --policy "
         "widgets-v312 --tasks ratchet_format"
     )
-
-    class Options(CommandOptions):
-        limit: int | None = None
-        """N: Only the first N items of each task (default: all). Example: --limit 100"""
-        fewshot: int | None = None
-        """N: Solved examples before each item (default: what the task defines, else 0). Example: --fewshot
-        5"""
-        batch_size: int = 16
-        """N: Items per batch (default 16). Example: --batch-size 4"""
-        no_chat_template: bool = False
-        """Send items as plain text, as published results of base models do (default: as chat messages, as the
-        policy is served)."""
-        hub: bool = False
-        """Download data sets that are not in the Hugging Face cache (default: no downloads)."""
-        quantization: Literal["none", "4bit"] = "none"
-        """Load the base model in 4-bit (default none). Example: --quantization 4bit"""
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -46,30 +50,23 @@ class Command(RatchetCommand):
             + ", paths of task folders, or tasks of the harness. "
             "Example: --tasks ratchet_options,./tasks/billing",
         )
-        add = parser.add_argument
-        add(
-            "--policy",
-            required=True,
-            metavar="NAME",
-            help="A registered policy. Example: --policy widgets-v312",
-        )
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        tasks = options["tasks"] if options["tasks"] is not None else ",".join(bundled_names())
+    def work(self, options: Options) -> Result:
+        tasks = options.tasks if options.tasks is not None else ",".join(bundled_names())
         order = benchmarks.BenchmarkOrder(
-            policy=options["policy"],
+            policy=options.policy,
             tasks=tuple(spec for one in tasks.split(",") if (spec := one.strip())),
-            limit=options["limit"],
-            fewshot=options["fewshot"],
-            batch_size=options["batch_size"],
-            chat_template=not options["no_chat_template"],
-            hub=options["hub"],
-            quantization=options["quantization"],
+            limit=options.limit,
+            fewshot=options.fewshot,
+            batch_size=options.batch_size,
+            chat_template=not options.no_chat_template,
+            hub=options.hub,
+            quantization=options.quantization,
         )
         with self.bar("benchmarking") as bar:
             return benchmarks.benchmark_policy(order, bar.update)
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: Result) -> None:
         rows = []
         for one in result["benchmarks"]:
             found = one["difference"]
@@ -90,7 +87,7 @@ class Command(RatchetCommand):
         for note in result["notes"]:
             self.stdout.write(note)
 
-    def next_step(self, result: dict[str, Any]) -> str:
+    def next_step(self, result: Result) -> str:
         listed = gate_bounds(result["agent"]).benchmark_bounds
         all_listed = all(one["task"] in listed for one in result["benchmarks"])
-        return next_steps.after_benchmark(result["policy"], result["agent"], asked=all_listed)
+        return command.after_benchmark(result["policy"], result["agent"], asked=all_listed)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated
 
 from django.core.management.base import CommandParser
 
-from backend.command import CommandOptions, RatchetCommand
+from backend.command import BY_HAND, CommandOptions, RatchetCommand, Result
 from feedback.selectors import agent_slugs
 from rl.datasets.reward_records import (
     RewardsRefused,
@@ -18,20 +18,23 @@ from rl.datasets.reward_records import (
 )
 
 
-class Command(RatchetCommand):
+class Options(CommandOptions):
+    agent: Annotated[str | None, BY_HAND]
+    everything: Annotated[bool, BY_HAND]
+    outcome: tuple[str, ...] = ()
+    """NAME=GOOD:BAD: Define an outcome's reward first: GOOD is the value with reward 1, BAD the one with
+    reward 0, linear in between. Stored in the agent's reward settings; then all rewards are calculated
+    again. Repeatable. Append :strategic for long-term outcomes. Example: --agent desk --outcome
+    solved=1:0 --outcome minutes=5:60"""
+    limit: int | None = None
+    """N: Calculate at most N rewards (default: all). Example: --limit 1000"""
+
+
+class Command(RatchetCommand[Options, Result]):
     help = (
         "Calculate the rewards of decisions that have none, or that got ratings or outcomes since. "
         "Earlier rewards stay as history. Example: manage.py calculate_rewards --agent-type filer"
     )
-
-    class Options(CommandOptions):
-        outcome: tuple[str, ...] = ()
-        """NAME=GOOD:BAD: Define an outcome's reward first: GOOD is the value with reward 1, BAD the one with
-        reward 0, linear in between. Stored in the agent's reward settings; then all rewards are calculated
-        again. Repeatable. Append :strategic for long-term outcomes. Example: --agent desk --outcome
-        solved=1:0 --outcome minutes=5:60"""
-        limit: int | None = None
-        """N: Calculate at most N rewards (default: all). Example: --limit 1000"""
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -50,23 +53,23 @@ class Command(RatchetCommand):
             "ones).",
         )
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        if options["limit"] is not None and options["limit"] < 1:
-            raise RewardsRefused(f"expected --limit of at least 1, found {options['limit']}")
-        if options["outcome"] and not options["agent"]:
+    def work(self, options: Options) -> Result:
+        if options.limit is not None and options.limit < 1:
+            raise RewardsRefused(f"expected --limit of at least 1, found {options.limit}")
+        if options.outcome and not options.agent:
             raise RewardsRefused(
                 "--outcome defines rewards for one agent: expected --agent SLUG too, found none"
             )
-        for spec in options["outcome"]:
-            outcome_value_set(options["agent"], spec)
+        for spec in options.outcome:
+            outcome_value_set(options.agent or "", spec)
         with self.bar("rewards") as bar:
             found = rewards_calculate(
-                options["agent"],
-                everything=options["everything"] or bool(options["outcome"]),
-                limit=options["limit"],
+                options.agent,
+                everything=options.everything or bool(options.outcome),
+                limit=options.limit,
                 progress=bar.update,
             )
-        agents = [options["agent"]] if options["agent"] else agent_slugs()
+        agents = [options.agent] if options.agent else agent_slugs()
         labels = {slug: reward_labels(slug) for slug in agents if slug not in found.refused}
         unvalued = {slug: outcomes_without_value(slug) for slug in agents if slug not in found.refused}
         return {
@@ -76,7 +79,7 @@ class Command(RatchetCommand):
             "outcomes_without_worth": {slug: names for slug, names in unvalued.items() if names},
         }
 
-    def next_step(self, result: dict[str, Any]) -> str:
+    def next_step(self, result: Result) -> str:
         for agent, names in result["outcomes_without_worth"].items():
             return (
                 f"python manage.py calculate_rewards --agent {agent} --outcome {next(iter(names))}=GOOD:BAD"
@@ -86,7 +89,7 @@ class Command(RatchetCommand):
         agents = result["agents"] if result["calculated"] else []
         return f"python manage.py train_ppo --agent {agents[0]} --dry-run" if agents else ""
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: Result) -> None:
         self.stdout.write(
             f"{result['calculated']:,} decisions processed, {result['written']:,} rewards new or changed; "
             f"{result['pending']:,} still pending."

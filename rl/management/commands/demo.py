@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
 
 from django.core.management.base import CommandError
 from pydantic import Field
 from rich.panel import Panel
 from rich.table import Table
 
-from backend.command import CommandOptions, RatchetCommand
+from backend.command import CommandOptions, RatchetCommand, Result
 from backend.installation import as_typed
 from rl.export.agreement import ExportAgreement
 from rl.management.demo import MINUTES, DemoStopped, demo, model_demo
@@ -17,36 +17,37 @@ from rl.management.evaluation_text import right_text, share_text, verdict
 from rl.management.options import base_model_field
 
 
-class Command(RatchetCommand):
+class Options(CommandOptions):
+    model: str | None = base_model_field("--model", "A real base model", "the bundled one")
+    minutes: float = Field(
+        MINUTES,
+        description=f"N: Time limit of the training with --model, in minutes (default {MINUTES:g}). "
+        "Example: --minutes 5",
+    )
+
+
+class Command(RatchetCommand[Options, Result]):
     help = (
         "Run the whole loop once on the bundled base model: simulate decisions, rate them (simulated "
         "raters), train, evaluate, register, export, answer. With --model, on a real language model and a shop's "
         "triage. Example: manage.py demo"
     )
 
-    class Options(CommandOptions):
-        model: str | None = base_model_field("--model", "A real base model", "the bundled one")
-        minutes: float = Field(
-            MINUTES,
-            description=f"N: Time limit of the training with --model, in minutes (default {MINUTES:g}). "
-            "Example: --minutes 5",
-        )
-
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
+    def work(self, options: Options) -> Result:
         try:
-            if options["model"]:
-                return model_demo(options["model"], self.bar, minutes=options["minutes"]).as_dict()
+            if options.model:
+                return asdict(model_demo(options.model, self.bar, minutes=options.minutes))
             return demo(self.bar)
         except DemoStopped as stop:
             raise CommandError(str(stop)) from stop
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: Result) -> None:
         if "simulation" in result:
             self._show_bundled(result)
         else:
             self._show_model(result)
 
-    def _show_model(self, result: dict[str, Any]) -> None:
+    def _show_model(self, result: Result) -> None:
         evaluation = result["evaluation"]
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column()
@@ -72,7 +73,7 @@ class Command(RatchetCommand):
         self.console.print(Panel(table, title=title, title_align="left", expand=False))
         self.stdout.write(verdict(evaluation))
 
-    def _show_bundled(self, result: dict[str, Any]) -> None:
+    def _show_bundled(self, result: Result) -> None:
         simulated, training, evaluation = result["simulation"], result["training"], result["evaluation"]
         comparison, answer = evaluation["comparison"], result["answer"]
         file = result["export"]["files"][0]

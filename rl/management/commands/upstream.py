@@ -5,11 +5,11 @@ from __future__ import annotations
 import getpass
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from django.core.management.base import CommandError, CommandParser
 
-from backend.command import CommandOptions, RatchetCommand
+from backend.command import BY_HAND, CommandOptions, RatchetCommand, Result
 from rl.models import Upstream
 from rl.serving.upstream_test import upstream_test
 from rl.upstreams import (
@@ -24,41 +24,44 @@ from rl.upstreams import (
 ACTOR = "upstream"
 
 
-class Command(RatchetCommand):
+class Options(CommandOptions):
+    key: Annotated[bool, BY_HAND]
+    key_env: Annotated[str | None, BY_HAND]
+    action: Literal["add", "change", "list", "test", "remove"]
+    """What to do. Example: add"""
+    name: Annotated[str, "?"] = ""
+    """Name of the upstream. Example: openai"""
+    url: str | None = None
+    """Base URL. Example: --url https://api.openai.com/v1"""
+    model: str | None = None
+    """The provider's model id. Example: --model gpt-5-mini"""
+    dialect: Annotated[str | None, tuple(Upstream.Dialect.values)] = None
+    """API of the endpoint: openai (chat completions), responses (OpenAI responses) or anthropic
+    (messages) (default: openai). Example: --dialect anthropic"""
+    schemas: Annotated[str | None, tuple(Upstream.Schemas.values)] = None
+    """How the endpoint is told the form of an answer (default: json_schema; `upstream test` finds out).
+    Example: --schemas json_object"""
+    timeout_s: float | None = None
+    """S: Seconds an answer may take (default: 60)."""
+    context_tokens: int | None = None
+    """N: Tokens of prompt and answer together (default: unknown)."""
+    price_in: float | None = None
+    """USD: US dollars per million prompt tokens (default: the bundled price table)."""
+    price_cached: float | None = None
+    """USD: US dollars per million cached prompt tokens (default: the bundled price table)."""
+    price_out: float | None = None
+    """USD: US dollars per million answered tokens (default: the bundled price table)."""
+    agent: str | None = None
+    """SLUG: Let this upstream answer for an agent from now on, unless a policy trained here does.
+    Example: --agent support-bot"""
+
+
+class Command(RatchetCommand[Options, Result]):
     help = (
         "Add, change, list, test and remove upstreams: the endpoints of providers that answer for your agents. "
         "Examples: manage.py upstream add openai --url https://api.openai.com/v1 --model gpt-5-mini --key-env "
         "OPENAI_API_KEY --agent support-bot; manage.py upstream test openai"
     )
-
-    class Options(CommandOptions):
-        action: Literal["add", "change", "list", "test", "remove"]
-        """What to do. Example: add"""
-        name: Annotated[str, "?"] = ""
-        """Name of the upstream. Example: openai"""
-        url: str | None = None
-        """Base URL. Example: --url https://api.openai.com/v1"""
-        model: str | None = None
-        """The provider's model id. Example: --model gpt-5-mini"""
-        dialect: Annotated[str | None, tuple(Upstream.Dialect.values)] = None
-        """API of the endpoint: openai (chat completions), responses (OpenAI responses) or anthropic
-        (messages) (default: openai). Example: --dialect anthropic"""
-        schemas: Annotated[str | None, tuple(Upstream.Schemas.values)] = None
-        """How the endpoint is told the form of an answer (default: json_schema; `upstream test` finds out).
-        Example: --schemas json_object"""
-        timeout_s: float | None = None
-        """S: Seconds an answer may take (default: 60)."""
-        context_tokens: int | None = None
-        """N: Tokens of prompt and answer together (default: unknown)."""
-        price_in: float | None = None
-        """USD: US dollars per million prompt tokens (default: the bundled price table)."""
-        price_cached: float | None = None
-        """USD: US dollars per million cached prompt tokens (default: the bundled price table)."""
-        price_out: float | None = None
-        """USD: US dollars per million answered tokens (default: the bundled price table)."""
-        agent: str | None = None
-        """SLUG: Let this upstream answer for an agent from now on, unless a policy trained here does.
-        Example: --agent support-bot"""
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -75,8 +78,8 @@ class Command(RatchetCommand):
             "never an argument, which other users could see. Example: --key < key.txt",
         )
 
-    def work(self, options: dict[str, Any]) -> dict[str, Any]:
-        action, name = options["action"], options["name"]
+    def work(self, options: Options) -> Result:
+        action, name = options.action, options.name
         if (action == "list") != (not name):
             raise CommandError(
                 f"upstream {action}: expected {'no name' if action == 'list' else 'a name'}, found {name or 'none'}"
@@ -84,7 +87,7 @@ class Command(RatchetCommand):
         if action == "list":
             return {"upstreams": [upstream_represent(one) for one in Upstream.objects.all()]}
         if action == "add":
-            missing = [f"--{option}" for option in ("url", "model") if not options[option]]
+            missing = [f"--{option}" for option in ("url", "model") if not getattr(options, option)]
             if missing:
                 raise CommandError(f"upstream add: expected {' and '.join(missing)}")
             return self._added(upstream_add({"name": name, **_values(options)}, _key(options)), options)
@@ -97,13 +100,13 @@ class Command(RatchetCommand):
         upstream_remove(upstream)
         return {"removed": name}
 
-    def _added(self, upstream: Upstream, options: dict[str, Any]) -> dict[str, Any]:
-        if not options["agent"]:
+    def _added(self, upstream: Upstream, options: Options) -> dict[str, object]:
+        if not options.agent:
             return upstream_represent(upstream)
-        policy = hosted_policy_create(options["agent"], upstream, actor=ACTOR)
+        policy = hosted_policy_create(options.agent, upstream, actor=ACTOR)
         return {**upstream_represent(upstream), "policy": policy.name, "stage": policy.stage}
 
-    def show(self, result: dict[str, Any]) -> None:
+    def show(self, result: Result) -> None:
         if "upstreams" in result:
             for one in result["upstreams"]:
                 self.stdout.write(
@@ -125,19 +128,20 @@ class Command(RatchetCommand):
             if "policy" in result:
                 self.stdout.write(f"{result['policy']} is {result['stage']}")
 
-    def next_step(self, result: dict[str, Any]) -> str:
+    def next_step(self, result: Result) -> str:
         return f"manage.py upstream test {result['name']}" if "url" in result else ""
 
 
-def _values(options: dict[str, Any]) -> dict[str, Any]:
+def _values(options: Options) -> dict[str, object]:
     names = ("url", "model", "dialect", "schemas", "key_env", "timeout_s", "context_tokens")
     prices = ("price_in", "price_cached", "price_out")
-    return {name: options[name] for name in (*names, *prices) if options[name] is not None}
+    given = {name: getattr(options, name) for name in (*names, *prices)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
-def _key(options: dict[str, Any]) -> str:
+def _key(options: Options) -> str:
     """The API key: asked for without echo on a terminal, else the first line of standard input."""
-    if not options["key"]:
+    if not options.key:
         return ""
     key = (getpass.getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline()).strip()
     if not key:

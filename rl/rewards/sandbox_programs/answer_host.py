@@ -22,7 +22,7 @@ class Callback:
     def __init__(self, host: Host, number: int) -> None:
         self.host, self.number = host, number
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> object:
         return self.host.call_back(self.number, args)
 
 
@@ -31,7 +31,7 @@ class Host:
 
     def __init__(self, line: WireLine, code: str) -> None:
         self.line = line
-        self.objects: dict[int, Any] = {}
+        self.objects: dict[int, object] = {}
         self.module = ModuleType(NAME)
         self.fault: list[str] | None = None
         try:
@@ -47,14 +47,14 @@ class Host:
                 return
             self.line.send(self._reply(request))
 
-    def call_back(self, number: int, args: tuple[Any, ...]) -> Any:
+    def call_back(self, number: int, args: tuple[object, ...]) -> object:
         self.line.send({"callback": number, "args": [encode(value, self._handle) for value in args]})
         reply = self.line.receive()
         if "error" in reply:
             raise RuntimeError(reply["error"])
         return decode(reply["value"], self._resolve)
 
-    def _reply(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _reply(self, asked: dict[str, Any]) -> dict[str, object]:
         try:
             if self.fault is not None:
                 return {"n": asked["n"], "error": self.fault}
@@ -97,7 +97,7 @@ class Host:
             return [item for _, item in zip(range(ITEMS), callee, strict=False)]
         raise ValueError(f"unknown request {action!r}")
 
-    def _handle(self, value: Any) -> dict[str, Any]:
+    def _handle(self, value: Any) -> dict[str, object]:
         if hasattr(value, "__next__") or type(value).__name__ in (
             "range",
             "dict_keys",
@@ -109,7 +109,7 @@ class Host:
         self.objects[number] = value
         return {"object": number}
 
-    def _resolve(self, kind: str, said: Any) -> Any:
+    def _resolve(self, kind: str, said: Any) -> object:
         if kind == "object":
             return self.objects[said]
         if kind == "builtin":

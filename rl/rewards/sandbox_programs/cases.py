@@ -104,7 +104,7 @@ def names_of(tree: ast.AST) -> tuple[set[str], set[str]]:
     return definitions, read
 
 
-def json_equal(actual: Any, expected: Any) -> bool:
+def json_equal(actual: object, expected: object) -> bool:
     """True if plain data equals what a JSON file expects: tuples as lists, keys as texts, floats to 1e-9."""
     if isinstance(actual, ITERATOR):
         actual = list(actual)
@@ -143,16 +143,16 @@ class Pytest(types.ModuleType):
             self.kinds = kinds
             self.value: BaseException | None = None
 
-        def __enter__(self) -> Any:
+        def __enter__(self) -> object:
             return self
 
-        def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        def __exit__(self, kind: Any, error: Any, trace: object) -> bool:
             if kind is None:
                 raise AssertionError("did not raise")
             self.value = error
             return issubclass(kind, self.kinds)
 
-    def raises(self, kinds: Any, **_: Any) -> Any:
+    def raises(self, kinds: object, **_: object) -> object:
         return self._Raises(kinds)
 
     class approx:

@@ -50,7 +50,7 @@ WARM = (
 """Modules that answers and tests often import, imported once here."""
 
 
-def module_load(name: str, path: Path) -> Any:
+def module_load(name: str, path: Path) -> object:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

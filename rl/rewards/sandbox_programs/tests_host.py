@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl.rewards.sandbox_programs.cases import CHECK, AssertCase, Pytest, Rewriter, json_equal, names_of
@@ -43,7 +43,7 @@ class Remote:
     def __init__(self, answer: AnswerProcess, target: str | int) -> None:
         self.__dict__.update(_answer=answer, _target=target)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, *args: object, **named: Any) -> object:
         return self._answer.ask("call", self._target, args, named)
 
     def __getattr__(self, name: str) -> Any:
@@ -51,10 +51,10 @@ class Remote:
             raise AttributeError(name)
         return self._answer.ask("attribute", self._target, (name,))
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> object:
         return self._answer.ask("item", self._target, (key,))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         found = self._answer.ask("items", self._target)
         if type(found) is not list:
             raise AnswerError("expected items, found something else")
@@ -69,10 +69,10 @@ class Remote:
             raise AnswerError("expected a length, found something else")
         return found
 
-    def _no_data(self, *_: Any) -> Any:
+    def _no_data(self, *_: object) -> Any:
         raise AnswerError("an object of a class of the answer's is no plain data, and is not compared")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self._answer.ask("set", self._target, (name, value))
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __hash__ = __contains__ = _no_data
@@ -84,12 +84,16 @@ class AnswerProcess:
     def __init__(self, line: WireLine) -> None:
         self.line = line
         self.number = 0
-        self.callbacks: list[Any] = []
+        self.callbacks: list[object] = []
         self.fault = ""
 
     def ask(
-        self, what: str, target: Any, args: tuple[Any, ...] = (), named: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        what: str,
+        target: object,
+        args: tuple[object, ...] = (),
+        named: Mapping[str, object] | None = None,
+    ) -> object:
         """The value of a request. Raises the built-in exception that the answer raised, or AnswerError."""
         if self.fault:
             raise AnswerError(self.fault)
@@ -123,14 +127,14 @@ class AnswerProcess:
             self.fault = f"the answer's process is gone or speaks nonsense: {error}"[:300]
             raise AnswerError(self.fault) from None
 
-    def _called_back(self, reply: dict[str, Any]) -> dict[str, Any]:
+    def _called_back(self, reply: dict[str, Any]) -> dict[str, object]:
         try:
             args = [decode(value, self._resolve) for value in reply["args"]]
             return {"value": encode(self.callbacks[reply["callback"]](*args), self._handle)}
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"[:300]}
 
-    def _handle(self, value: Any) -> dict[str, Any]:
+    def _handle(self, value: Any) -> dict[str, object]:
         if isinstance(value, Remote):
             return {"object": value.__dict__["_target"]}
         name = getattr(value, "__name__", "")
@@ -143,7 +147,7 @@ class AnswerProcess:
             return {"callback": len(self.callbacks) - 1}
         raise AnswerError(f"the tests pass a {type(value).__name__}, which is no plain data")
 
-    def _resolve(self, kind: str, said: Any) -> Any:
+    def _resolve(self, kind: str, said: Any) -> object:
         if kind == "object" and type(said) is int:
             return Remote(self, said)
         if kind == "items":
@@ -190,9 +194,9 @@ class Tests:
         self.outcomes: list[bool] = []
         """Results of the cases that count: of each assert, test method, or unit."""
         self.faults: list[str] = []
-        self.space: dict[str, Any] = {"__name__": "tests", CHECK: self._check, "Exception": Exception}
+        self.space: dict[str, object] = {"__name__": "tests", CHECK: self._check, "Exception": Exception}
 
-    def _check(self, number: int, value: Any) -> None:
+    def _check(self, number: int, value: object) -> None:
         case = self.cases[number]
         case.reached += 1
         try:
@@ -200,7 +204,7 @@ class Tests:
         except Exception:
             case.failed += 1
 
-    def run(self, setup: str, given: list[dict[str, Any]]) -> None:
+    def run(self, setup: str, given: list[dict[str, object]]) -> None:
         """Runs everything. Raises TestsUnusable."""
         trees = [self._parse(text) for text in (setup, *self.units)]
         defined, read = names_of(ast.Module([node for tree in trees for node in tree.body], []))
@@ -351,7 +355,7 @@ def run(program: dict[str, Any], source: int, target: int, verdict: int) -> None
     pytest.__spec__ = importlib.util.spec_from_loader("pytest", None)
     sys.modules.setdefault("pytest", pytest)
     tests = Tests(program, AnswerProcess(WireLine(source, target)))
-    reply: dict[str, Any]
+    reply: dict[str, object]
     try:
         tests.run(program.get("setup", ""), program.get("given", []))
         reply = {"passed": sum(tests.outcomes), "cases": len(tests.outcomes)}

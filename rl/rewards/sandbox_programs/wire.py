@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 LONGEST = 1 << 20
@@ -17,14 +17,14 @@ LONGEST = 1 << 20
 ITEMS = 100_000
 """Most items of an iterator that is sent by its items."""
 
-Handle = Callable[[Any], dict[str, Any]]
+Handle = Callable[[object], Mapping[str, object]]
 
 
-def _no_handle(value: Any) -> Any:
+def _no_handle(value: object) -> Any:
     raise ValueError(f"expected plain data, found {type(value).__name__}")
 
 
-def encode(value: Any, handle: Handle = _no_handle) -> Any:
+def encode(value: object, handle: Handle = _no_handle) -> Any:
     """A value as JSON; subclasses of built-in types count as those, others go through `handle`."""
     if value is None or value is True or value is False:
         return value
@@ -51,7 +51,7 @@ def encode(value: Any, handle: Handle = _no_handle) -> Any:
     return handle(value)
 
 
-PLAIN: dict[str, Callable[[Any], Any]] = {
+PLAIN: dict[str, Callable[[Any], object]] = {
     "int": lambda said: int(said, 16),
     "float": float,
     "bytes": bytes.fromhex,
@@ -59,7 +59,9 @@ PLAIN: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def decode(said: Any, handle: Callable[[str, Any], Any] = lambda kind, said: _no_handle(said)) -> Any:
+def decode(
+    said: object, handle: Callable[[str, object], object] = lambda kind, said: _no_handle(said)
+) -> object:
     """The value that `encode` made its JSON of. Raises ValueError for anything else."""
     if said is None or isinstance(said, (bool, int, str)):
         return said
@@ -91,7 +93,7 @@ class WireLine:
         self.source, self.target = source, target
         self._rest = b""
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Raises ValueError for a message that is too long, OSError if nobody reads."""
         data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         if len(data) > LONGEST:

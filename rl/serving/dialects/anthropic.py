@@ -46,7 +46,7 @@ def headers(key: str) -> dict[str, str]:
 def request_write(chat: Object) -> Sent:
     """The messages request of a chat request. Raises BackendUnable for what the dialect has no words for."""
     system, messages = _messages(chat["messages"])
-    body: dict[str, Any] = {key: chat[key] for key in SAME & chat.keys()}
+    body: dict[str, object] = {key: chat[key] for key in SAME & chat.keys()}
     body |= {"messages": messages}
     body["max_tokens"] = chat.get("max_completion_tokens") or chat.get("max_tokens") or MAX_TOKENS
     if system:
@@ -57,7 +57,7 @@ def request_write(chat: Object) -> Sent:
         body["tools"] = [_tool(tool) for tool in tools]
         if (choice := _tool_choice(chat)) is not None:
             body["tool_choice"] = choice
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     if isinstance(format := chat.get("response_format"), Mapping) and format.get("type") == "json_schema":
         config["format"] = {"type": "json_schema", "schema": format["json_schema"]["schema"]}
     if effort := chat.get("reasoning_effort"):
@@ -69,7 +69,7 @@ def request_write(chat: Object) -> Sent:
     return Sent(body, tuple(sorted(chat.keys() - SAME - TRANSLATED)))
 
 
-def _messages(sent: Sequence[Object]) -> tuple[str, list[dict[str, Any]]]:
+def _messages(sent: Sequence[Object]) -> tuple[str, list[dict[str, object]]]:
     """The system prompt, and the turns: Anthropic's results of tools are parts of the user's turn."""
     system: list[str] = []
     turns: list[dict[str, Any]] = []
@@ -107,14 +107,14 @@ def _words(content: Any) -> str:
     return "".join(str(part.get("text", "")) for part in content or () if isinstance(part, Mapping))
 
 
-def _blocks(content: Any) -> list[dict[str, Any]]:
+def _blocks(content: Any) -> list[dict[str, object]]:
     """A content as blocks; a text that is empty is none, which Anthropic refuses."""
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return [_block(part) for part in content if part.get("type") != "text" or part.get("text")]
 
 
-def _block(part: Object) -> dict[str, Any]:
+def _block(part: Object) -> dict[str, object]:
     kind = part.get("type")
     if kind in ("text", "refusal"):
         return {"type": "text", "text": str(part.get(kind, ""))}
@@ -128,7 +128,7 @@ def _block(part: Object) -> dict[str, Any]:
     raise BackendUnable(f"messages: Anthropic's messages take no part of type {kind!r}", param="messages")
 
 
-def _source(url: str) -> dict[str, Any]:
+def _source(url: str) -> dict[str, object]:
     """A `data:` address as its bytes; any other as an address."""
     if not url.startswith("data:"):
         return {"type": "url", "url": url}
@@ -136,25 +136,26 @@ def _source(url: str) -> dict[str, Any]:
     return {"type": "base64", "media_type": head.removeprefix("data:").partition(";")[0], "data": data}
 
 
-def _tool_use(call: Object) -> dict[str, Any]:
+def _tool_use(call: Object) -> dict[str, object]:
     function = call.get("function") or {}
     return {
         "type": "tool_use",
         "id": call.get("id"),
         "name": function.get("name"),
-        "input": _arguments(function.get("arguments")),
+        "input": arguments_read(function.get("arguments")),
     }
 
 
-def _arguments(text: Any) -> Any:
+def arguments_read(text: Any) -> dict[str, object]:
+    """The arguments of a call as an object."""
     try:
         read = json.loads(text or "{}")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         read = None
     return read if isinstance(read, dict) else {"arguments": text}
 
 
-def _tool(tool: Object) -> dict[str, Any]:
+def _tool(tool: Object) -> dict[str, object]:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
         raise BackendUnable(
@@ -165,7 +166,7 @@ def _tool(tool: Object) -> dict[str, Any]:
     return {**made, "input_schema": function.get("parameters") or {"type": "object"}}
 
 
-def _tool_choice(chat: Object) -> dict[str, Any] | None:
+def _tool_choice(chat: Object) -> dict[str, object] | None:
     choice = chat.get("tool_choice") or "auto"
     if isinstance(choice, Mapping):
         made = {"type": "tool", "name": (choice.get("function") or {}).get("name")}
@@ -184,7 +185,7 @@ def whole(body: Object, name: str) -> Object:
     blocks = body.get("content")
     if body.get("type") != "message" or not isinstance(blocks, list):
         raise BackendFailed(f"{name} sent no message: {str(body)[:200]}", kind=MALFORMED)
-    message: dict[str, Any] = {"role": "assistant", "content": None}
+    message: dict[str, object] = {"role": "assistant", "content": None}
     for number, block in enumerate(blocks):
         for delta in _delta_of(block, number):
             _join(message, delta)
@@ -192,13 +193,13 @@ def whole(body: Object, name: str) -> Object:
     return {**_head(body), "choices": [choice], "usage": _usage(body.get("usage") or {})}
 
 
-def _join(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+def _join(message: dict[str, Any], delta: Mapping[str, object]) -> None:
     for key, value in delta.items():
         before = message.get(key)
         message[key] = value if before is None else before + value
 
 
-def _delta_of(block: Object, number: int) -> Iterator[dict[str, Any]]:
+def _delta_of(block: Object, number: int) -> Iterator[dict[str, object]]:
     """A whole block as deltas of a chat message."""
     kind = block.get("type")
     if kind == "text":
@@ -216,21 +217,21 @@ def _delta_of(block: Object, number: int) -> Iterator[dict[str, Any]]:
         yield {"blocks": [dict(block)]}
 
 
-def _call(block: Object, number: int, arguments: str) -> dict[str, Any]:
+def _call(block: Object, number: int, arguments: str) -> dict[str, object]:
     function = {"name": block.get("name"), "arguments": arguments}
     return {"index": number, "id": block.get("id"), "type": "function", "function": function}
 
 
-def _head(body: Object) -> dict[str, Any]:
+def _head(body: Object) -> dict[str, object]:
     more = ("stop_sequence", "stop_details", "container")
     return {key: body.get(key) for key in ("id", "model", *more) if body.get(key) is not None}
 
 
-def _reason(stop_reason: Any) -> str | None:
+def _reason(stop_reason: object) -> str | None:
     return FINISH.get(stop_reason, stop_reason) if isinstance(stop_reason, str) else None
 
 
-def _usage(sent: Object) -> dict[str, Any] | None:
+def _usage(sent: Object) -> dict[str, object] | None:
     """Token counts as OpenAI names them: Anthropic counts cached prompt tokens beside the others."""
     read, written = count_of(sent, "input_tokens"), count_of(sent, "output_tokens")
     if read is None or written is None:
@@ -238,7 +239,7 @@ def _usage(sent: Object) -> dict[str, Any] | None:
     cached = count_of(sent, "cache_read_input_tokens") or 0
     stored = count_of(sent, "cache_creation_input_tokens") or 0
     prompt = read + cached + stored
-    usage: dict[str, Any] = {
+    usage: dict[str, object] = {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
@@ -251,9 +252,9 @@ def _usage(sent: Object) -> dict[str, Any] | None:
 
 def chunks(events: Iterable[Object], name: str) -> Iterator[Object]:
     """The events of a stream as chunks of a chat completion. Raises BackendFailed where it breaks off."""
-    head: dict[str, Any] = {}
-    usage: dict[str, Any] = {}
-    opened: dict[int, dict[str, Any]] = {}
+    head: dict[str, object] = {}
+    usage: dict[str, object] = {}
+    opened: dict[int, dict[str, object]] = {}
     for event in events:
         kind = event.get("type")
         if event is DONE or kind == "message_stop":
@@ -290,7 +291,7 @@ def _chunk(head: Object, delta: Object, reason: str | None = None) -> Object:
     return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
 
 
-def _delta(delta: Object, number: int, block: dict[str, Any]) -> dict[str, Any]:
+def _delta(delta: Object, number: int, block: dict[str, object]) -> dict[str, object]:
     """A delta of a block as one of the message; thinking is also kept in the block, which goes on whole."""
     kind = delta.get("type")
     if kind == "text_delta":

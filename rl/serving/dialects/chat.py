@@ -8,8 +8,11 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any
 
+from django.utils import timezone
+from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError
 
 from rl.decoding.unique_items import portable
@@ -18,10 +21,12 @@ from rl.serving.base import Ask, BackendFailed, Extras, Piece
 
 LONGEST_ANSWER = 16 * 1024**2
 """Bytes of an answer, or of one line of a stream, at most."""
+LONGEST_RETRY_S = 86_400.0
+"""A longer `Retry-After` is passed on as a day."""
 MALFORMED = "malformed"
 """Kind of a failure whose cause is what the server sent: it is up, and sent no answer."""
 HIDDEN = b"[hidden]"
-DONE: Mapping[str, Any] = {}
+DONE: Mapping[str, object] = {}
 """Stands for the line `data: [DONE]`; compared by identity."""
 DEEPEST = 300
 """Levels of lists and objects within each other, at most: what is deeper can be neither read nor written here."""
@@ -36,7 +41,7 @@ def key_hidden(raw: bytes, key: str) -> bytes:
     return raw
 
 
-def body_read(response: Any, deadline: float, key: str = "") -> bytes:
+def body_read(response: BaseHTTPResponse, deadline: float, key: str = "") -> bytes:
     """The rest of an answer, without the API key. Raises BackendFailed where it is too long, or not there by the
     deadline."""
     parts: list[bytes] = []
@@ -53,7 +58,7 @@ def body_read(response: Any, deadline: float, key: str = "") -> bytes:
     return key_hidden(b"".join(parts), key)
 
 
-def object_read(data: str, name: str) -> Mapping[str, Any]:
+def object_read(data: str, name: str) -> Mapping[str, object]:
     """A JSON object; a number that JSON does not have, such as -Infinity, becomes null.
 
     Raises BackendFailed where it is no object, nested too deep, or an error.
@@ -77,7 +82,7 @@ def _finite(text: str) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _is_deep(found: Any) -> bool:
+def _is_deep(found: object) -> bool:
     level = [found]
     for _ in range(DEEPEST):
         inner = (
@@ -100,7 +105,28 @@ def error_read(raw: bytes) -> tuple[str, str, str]:
         return raw[:1000].decode("utf-8", "replace") or "no reason given", "", ""
 
 
-def events_read(response: Any, deadline: float, name: str, key: str = "") -> Iterator[Mapping[str, Any]]:
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds a server asked to wait, from a number of seconds or a date; None where it did not say."""
+    text = (headers.get("Retry-After") or "").strip()
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return min(float(text), LONGEST_RETRY_S)
+    try:
+        left = (parsedate_to_datetime(text) - timezone.now()).total_seconds()
+        return min(max(left, 0.0), LONGEST_RETRY_S)
+    except (TypeError, ValueError):
+        return None
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    for name in ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid"):
+        if found := headers.get(name):
+            return str(found)[:200]
+    return ""
+
+
+def events_read(
+    response: BaseHTTPResponse, deadline: float, name: str, key: str = ""
+) -> Iterator[Mapping[str, object]]:
     """The JSON objects of an event stream, each as soon as it has arrived; DONE at `[DONE]`, and nothing after it."""
     stray, events = "", 0
     for line in _lines(response, deadline, name, key):
@@ -117,7 +143,7 @@ def events_read(response: Any, deadline: float, name: str, key: str = "") -> Ite
         raise BackendFailed(f"{name} sent no event stream: {stray[:200]!r}", kind=MALFORMED)
 
 
-def _lines(response: Any, deadline: float, name: str, key: str) -> Iterator[str]:
+def _lines(response: BaseHTTPResponse, deadline: float, name: str, key: str) -> Iterator[str]:
     held = b""
     while part := response.read1(65_536):
         if time.monotonic() > deadline:
@@ -146,16 +172,16 @@ ABOUT_THE_CALLER = ("user", "metadata")
 class Sent:
     """A request's body in a dialect, and the fields of the chat request that the dialect has none for."""
 
-    body: dict[str, Any]
+    body: dict[str, object]
     left_out: tuple[str, ...] = ()
 
 
-def chat_body(ask: Ask, model: str, schemas: str, *, forward_fields: bool) -> dict[str, Any]:
+def chat_body(ask: Ask, model: str, schemas: str, *, forward_fields: bool) -> dict[str, object]:
     """A chat request. schemas: how the endpoint is told the form of an answer, as `Upstream.Schemas` names it."""
     extra = {key: value for key, value in ask.extra.items() if forward_fields or key not in ABOUT_THE_CALLER}
     own_format = extra.pop("response_format", None)
-    body: dict[str, Any] = {**extra, "model": model, "messages": list(ask.messages)}
-    chosen: dict[str, Any] = {
+    body: dict[str, object] = {**extra, "model": model, "messages": list(ask.messages)}
+    chosen: Mapping[str, object] = {
         ask.limit_field: ask.max_tokens,
         "temperature": ask.temperature,
         "top_p": ask.top_p,
@@ -166,7 +192,7 @@ def chat_body(ask: Ask, model: str, schemas: str, *, forward_fields: bool) -> di
     return body | {key: value for key, value in chosen.items() if value is not None}
 
 
-def _response_format(ask: Ask, own_format: Any, schemas: str) -> Any:
+def _response_format(ask: Ask, own_format: object, schemas: str) -> object:
     """The client's own format as it is where the endpoint takes schemas, else the agent's schema as it takes it."""
     if schemas == "json_schema" and own_format is not None:
         return own_format
@@ -223,14 +249,14 @@ def chat_chunks(events: Iterable[Object], name: str) -> Iterator[Object]:
 class _Completion:
     """What the chunks say beside the message."""
 
-    source: dict[str, Any]
+    source: dict[str, object]
     usage: Object | None = None
-    reason: Any = None
-    fields: dict[str, Any] = field(default_factory=dict)
-    of_choice: dict[str, Any] = field(default_factory=dict)
-    pending: dict[str, Any] = field(default_factory=dict)
+    reason: object = None
+    fields: dict[str, object] = field(default_factory=dict)
+    of_choice: dict[str, object] = field(default_factory=dict)
+    pending: dict[str, object] = field(default_factory=dict)
     """Fields of the completion that wait for a chunk with a choice."""
-    _told: tuple[Any, ...] = ()
+    _told: tuple[object, ...] = ()
 
     def news(self) -> dict[str, Any]:
         """Who answers and the counts so far, where they changed: of an answer that breaks off they are all there is."""
@@ -303,7 +329,7 @@ def pieces(
     )
 
 
-def _said(choice: Object) -> tuple[Any, bool]:
+def _said(choice: Object) -> tuple[object, bool]:
     """The delta or the message of a choice, and whether it is a whole message."""
     if isinstance(delta := choice.get("delta"), Mapping):
         return delta, False
@@ -320,15 +346,33 @@ def _usage(chunk: Object) -> Object | None:
     return None
 
 
-def objects_in(value: Any) -> list[Object]:
+def objects_in(value: object) -> list[Object]:
     """The objects of a list; none where it is no list."""
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
-def calls_of(said: Object) -> list[Object]:
+@dataclass(frozen=True)
+class Call:
+    """A call of a function in a message, or the part of one in a delta."""
+
+    id: object
+    name: object
+    arguments: str
+    index: int
+
+
+def calls_of(said: Mapping[str, object]) -> list[Call]:
     """The calls of functions in a message or a delta; no other dialect has words for others."""
-    calls = objects_in(said.get("tool_calls"))
-    return [call for call in calls if isinstance(call.get("function"), Mapping)]
+    return [
+        Call(
+            call.get("id"),
+            function.get("name"),
+            str(function.get("arguments") or ""),
+            int(call.get("index") or 0),
+        )
+        for call in objects_in(said.get("tool_calls"))
+        if isinstance(function := call.get("function"), Mapping)
+    ]
 
 
 def count_of(usage: Object, *names: str) -> int | None:

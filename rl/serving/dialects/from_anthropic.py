@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rl.serving.base import ServingRefused
-from rl.serving.dialects.anthropic import THINKING
-from rl.serving.dialects.chat import Object, calls_of, count_of, objects_in
+from rl.serving.base import BrokenOff, Completion, ServingRefused, StreamItem
+from rl.serving.dialects.anthropic import THINKING, arguments_read
+from rl.serving.dialects.chat import Call, Object, calls_of, count_of, objects_in
 
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "max_tokens", "service_tier", "thinking")
 """Fields that go by the same name in both dialects."""
@@ -29,11 +29,11 @@ STOP_REASON = {
 }
 
 
-def request_read(body: Any) -> dict[str, Any]:
+def request_read(body: object) -> dict[str, object]:
     """The chat request of a messages request. Raises ServingRefused, naming the field."""
     if not isinstance(body, Mapping):
         raise ServingRefused(f"expected a JSON object, found {type(body).__name__}")
-    chat: dict[str, Any] = {key: body[key] for key in SAME if key in body}
+    chat: dict[str, object] = {key: body[key] for key in SAME if key in body}
     system = body.get("system")
     messages = [{"role": "system", "content": _parts(system, "system")}] if system else []
     sent = body.get("messages")
@@ -66,13 +66,13 @@ def request_read(body: Any) -> dict[str, Any]:
     return chat
 
 
-def _list(value: Any, where: str) -> list[Any]:
+def _list(value: object, where: str) -> list[Any]:
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
         raise ServingRefused(f"{where}: expected a list of objects", param=where.partition("[")[0])
     return value
 
 
-def _message(message: Any, where: str) -> list[dict[str, Any]]:
+def _message(message: Any, where: str) -> list[dict[str, object]]:
     """A turn as chat messages: each result of a tool is one of its own."""
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ("user", "assistant", "system"):
@@ -90,7 +90,7 @@ def _message(message: Any, where: str) -> list[dict[str, Any]]:
         for block in blocks
         if block.get("type") == "tool_result"
     ]
-    made: dict[str, Any] = {"role": role}
+    made: dict[str, object] = {"role": role}
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     thoughts = [dict(block) for block in blocks if block.get("type") in ("thinking", "redacted_thinking")]
     rest = [
@@ -112,7 +112,7 @@ def _message(message: Any, where: str) -> list[dict[str, Any]]:
     return [*results, made]
 
 
-def _parts(content: Any, where: str) -> Any:
+def _parts(content: object, where: str) -> object:
     """A content as chat has it: one text where it is words alone."""
     if isinstance(content, str):
         return content
@@ -138,11 +138,11 @@ def _part(block: Object, where: str) -> dict[str, Any]:
     )
 
 
-def _text(content: Any, where: str) -> Any:
+def _text(content: object, where: str) -> object:
     return "" if content is None else _parts(content, where)
 
 
-def _call(block: Object) -> dict[str, Any]:
+def _call(block: Object) -> dict[str, object]:
     arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
     return {
         "id": block.get("id"),
@@ -151,7 +151,7 @@ def _call(block: Object) -> dict[str, Any]:
     }
 
 
-def _tool(tool: Object) -> dict[str, Any]:
+def _tool(tool: Object) -> dict[str, object]:
     if tool.get("type") not in (None, "custom"):
         raise ServingRefused(
             f"tools: tools of type {tool['type']!r} run at their provider and are not taken here",
@@ -167,46 +167,43 @@ def _tool(tool: Object) -> dict[str, Any]:
 # --- What goes back ---------------------------------------------------------------------------------------------
 
 
-def answer_write(completion: Object) -> dict[str, Any]:
-    """A chat completion as a message."""
-    choice = completion["choices"][0]
-    said, blocks = choice["message"], []
-    if thoughts := objects_in(said.get(THINKING)):
-        blocks += thoughts
-    elif words := said.get("reasoning_content") or said.get("reasoning"):
+def answer_write(made: Completion) -> dict[str, object]:
+    """A completion as a message."""
+    said = made.message
+    blocks: list[Mapping[str, object]] = list(objects_in(said.get(THINKING)))
+    if not blocks and (words := said.get("reasoning_content") or said.get("reasoning")):
         blocks.append({"type": "thinking", "thinking": str(words), "signature": ""})
     if text := said.get("content") or said.get("refusal"):
         blocks.append({"type": "text", "text": text, "citations": None})
-    for call in calls_of(said):
-        blocks.append({**_use(call), "input": _input(call["function"].get("arguments"))})
-    reason = "refusal" if said.get("refusal") else STOP_REASON.get(choice["finish_reason"], "end_turn")
+    blocks += [_use(call, arguments_read(call.arguments)) for call in calls_of(said)]
     return {
-        **_message_head(completion),
+        **_message_head(made),
         "content": blocks,
-        "stop_reason": reason,
-        "stop_sequence": None,
-        "usage": _usage(completion.get("usage")),
-        "ratchet": completion["ratchet"],
+        "stop_reason": _stop_reason(made, refused=bool(said.get("refusal"))),
+        "usage": _usage(made.usage),
     }
 
 
-def _message_head(completion: Object) -> dict[str, Any]:
-    return {"id": completion["id"], "type": "message", "role": "assistant", "model": completion["model"]}
+def _stop_reason(made: Completion, *, refused: bool) -> str:
+    return "refusal" if refused else STOP_REASON.get(made.finish_reason or "", "end_turn")
 
 
-def _use(call: Object) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.get("id"), "name": call["function"].get("name")}
+def _message_head(made: Completion) -> dict[str, object]:
+    return {
+        "id": str(made.id),
+        "type": "message",
+        "role": "assistant",
+        "model": made.policy,
+        "stop_sequence": None,
+        "ratchet": made.routing,
+    }
 
 
-def _input(arguments: Any) -> Any:
-    try:
-        found = json.loads(arguments or "{}")
-    except (TypeError, ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
+def _use(call: Call, arguments: Mapping[str, object]) -> dict[str, object]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
-def _usage(usage: Object | None) -> dict[str, Any]:
+def _usage(usage: Mapping[str, object] | None) -> dict[str, object]:
     """Token counts as Anthropic has them; 0 where the server does not count, as the clients want numbers."""
     sent = usage or {}
     details = sent.get("prompt_tokens_details")
@@ -221,69 +218,62 @@ def _usage(usage: Object | None) -> dict[str, Any]:
     }
 
 
-def error_write(status: int, error: Object) -> dict[str, Any]:
+def error_write(status: int, message: str, code: str | None) -> dict[str, object]:
     """An error as Anthropic's clients read it."""
     kind = ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error["message"], "code": error.get("code")}}
+    return {"type": "error", "error": {"type": kind, "message": message, "code": code}}
 
 
-def events_write(chunks: Iterable[Object]) -> Iterator[dict[str, Any]]:
-    """The events of a message from the chunks of a chat completion."""
-    open_kind, index = None, -1
-    usage: Object | None = None
-    reason, refused = "stop", False
-    at: dict[Any, int] = {}
+def events_write(
+    begun: Completion, items: Iterable[StreamItem], include_usage: bool = True
+) -> Iterator[dict[str, object]]:
+    """The events of a message from the pieces of an answer."""
+    open_kind: object = None
+    index, refused = -1, False
+    at: dict[int, int] = {}
 
-    def begun(kind: Any, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def block_begun(kind: object, block: Mapping[str, object]) -> Iterator[dict[str, object]]:
         nonlocal open_kind, index
         if open_kind is not None:
             yield {"type": "content_block_stop", "index": index}
         open_kind, index = kind, index + 1
         yield {"type": "content_block_start", "index": index, "content_block": block}
 
-    for number, chunk in enumerate(chunks):
-        if "error" in chunk:
-            yield error_write(503, chunk["error"])
+    head = {**_message_head(begun), "content": [], "stop_reason": None, "usage": _usage(None)}
+    yield {"type": "message_start", "message": head}
+    for item in items:
+        if isinstance(item, BrokenOff):
+            yield error_write(503, item.message, item.code)
             return
-        usage = chunk.get("usage") or usage
-        if number == 0:
-            message = {**_message_head(chunk), "content": [], "stop_reason": None, "stop_sequence": None}
-            yield {
-                "type": "message_start",
-                "message": {**message, "usage": _usage(None), "ratchet": chunk["ratchet"]},
-            }
-        for choice in chunk["choices"]:
-            delta, reason = choice["delta"], choice.get("finish_reason") or reason
-            thought = delta.get("reasoning_content") or delta.get("reasoning")
-            if isinstance(thought, str) and thought:
-                if open_kind != "thinking":
-                    yield from begun("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                yield _delta(index, {"type": "thinking_delta", "thinking": thought})
-            for block in objects_in(delta.get(THINKING)):
-                if open_kind == "thinking" and block.get("signature"):
-                    yield _delta(index, {"type": "signature_delta", "signature": block["signature"]})
-            refused = refused or bool(delta.get("refusal"))
-            if text := delta.get("content") or delta.get("refusal"):
-                if open_kind != "text":
-                    yield from begun("text", {"type": "text", "text": "", "citations": None})
-                yield _delta(index, {"type": "text_delta", "text": text})
-            for call in calls_of(delta):
-                place = call.get("index", 0)
-                if place not in at:
-                    yield from begun(place, {**_use(call), "input": {}})
-                    at[place] = index
-                if part := call["function"].get("arguments"):
-                    yield _delta(at[place], {"type": "input_json_delta", "partial_json": part})
-    if open_kind is not None:
-        yield {"type": "content_block_stop", "index": index}
-    stop = "refusal" if refused else STOP_REASON.get(reason, "end_turn")
-    yield {
-        "type": "message_delta",
-        "delta": {"stop_reason": stop, "stop_sequence": None},
-        "usage": _usage(usage),
-    }
-    yield {"type": "message_stop"}
+        if isinstance(item, Completion):
+            if open_kind is not None:
+                yield {"type": "content_block_stop", "index": index}
+            stop = {"stop_reason": _stop_reason(item, refused=refused), "stop_sequence": None}
+            usage = _usage(item.usage)
+            yield {"type": "message_delta", "delta": stop, "usage": usage, "ratchet": item.routing}
+            yield {"type": "message_stop"}
+            return
+        delta = item.delta
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        if isinstance(thought, str) and thought:
+            if open_kind != "thinking":
+                yield from block_begun("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            yield _delta(index, {"type": "thinking_delta", "thinking": thought})
+        for block in objects_in(delta.get(THINKING)):
+            if open_kind == "thinking" and block.get("signature"):
+                yield _delta(index, {"type": "signature_delta", "signature": block["signature"]})
+        refused = refused or bool(delta.get("refusal"))
+        if text := delta.get("content") or delta.get("refusal"):
+            if open_kind != "text":
+                yield from block_begun("text", {"type": "text", "text": "", "citations": None})
+            yield _delta(index, {"type": "text_delta", "text": text})
+        for call in calls_of(delta):
+            if call.index not in at:
+                yield from block_begun(call.index, _use(call, {}))
+                at[call.index] = index
+            if call.arguments:
+                yield _delta(at[call.index], {"type": "input_json_delta", "partial_json": call.arguments})
 
 
-def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+def _delta(index: int, delta: Mapping[str, object]) -> dict[str, object]:
     return {"type": "content_block_delta", "index": index, "delta": delta}

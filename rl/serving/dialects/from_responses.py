@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rl.serving.base import ServingRefused
-from rl.serving.dialects.chat import Object, calls_of, count_of
+from rl.serving.base import BrokenOff, Completion, ServingRefused, StreamItem
+from rl.serving.dialects.chat import Call, Object, calls_of, count_of
 
 SAME = {"model", "stream", "temperature", "top_p", "parallel_tool_calls", "user", "metadata"}
 SAME |= {"service_tier", "safety_identifier", "prompt_cache_key"}
@@ -15,7 +16,7 @@ KEPT_ELSEWHERE = ("previous_response_id", "conversation", "prompt", "background"
 """Fields that need what a provider keeps."""
 
 
-def request_read(body: Any) -> dict[str, Any]:
+def request_read(body: Any) -> dict[str, object]:
     """The chat request of a responses request. Raises ServingRefused, naming the field."""
     if not isinstance(body, Mapping):
         raise ServingRefused(f"expected a JSON object, found {type(body).__name__}")
@@ -24,7 +25,7 @@ def request_read(body: Any) -> dict[str, Any]:
             raise ServingRefused(
                 f"{name}: nothing is kept here; send the whole conversation as input", param=name
             )
-    chat: dict[str, Any] = {key: body[key] for key in SAME if body.get(key) is not None}
+    chat: dict[str, object] = {key: body[key] for key in SAME if body.get(key) is not None}
     messages = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
     sent = body.get("input")
     items = [{"role": "user", "content": sent}] if isinstance(sent, str) else _list(sent, "input")
@@ -52,7 +53,7 @@ def request_read(body: Any) -> dict[str, Any]:
     return chat
 
 
-def _list(value: Any, where: str) -> list[Any]:
+def _list(value: object, where: str) -> list[Any]:
     if not isinstance(value, list) or not value or not all(isinstance(one, Mapping) for one in value):
         raise ServingRefused(f"{where}: expected a list of objects", param=where)
     return value
@@ -80,7 +81,7 @@ def _add(messages: list[dict[str, Any]], item: Object) -> None:
         raise ServingRefused(f"input: items of type {kind!r} are not taken here", param="input")
 
 
-def _content(content: Any) -> Any:
+def _content(content: object) -> object:
     if not isinstance(content, list):
         return content
     parts = [_part(part) for part in _list(content, "input")] if content else []
@@ -103,7 +104,7 @@ def _part(part: Object) -> dict[str, Any]:
     raise ServingRefused(f"input: parts of type {kind!r} are not taken here", param="input")
 
 
-def _nested(tool: Object) -> dict[str, Any]:
+def _nested(tool: Object) -> dict[str, object]:
     if tool.get("type") != "function":
         raise ServingRefused(
             f"tools: tools of type {tool.get('type')!r} run at their provider and are not taken here",
@@ -115,28 +116,70 @@ def _nested(tool: Object) -> dict[str, Any]:
 # --- What goes back ---------------------------------------------------------------------------------------------
 
 
-def answer_write(completion: Object) -> dict[str, Any]:
-    """A chat completion as a response."""
-    choice = completion["choices"][0]
-    said, output = choice["message"], []
+@dataclass
+class Item:
+    """An item of the output; of a stream it grows until the end."""
+
+    kind: str
+    """reasoning, output_text, refusal or function_call."""
+    id: str
+    text: str = ""
+    """Its words, or a call's arguments."""
+    name: object = None
+    call_id: object = None
+
+    @property
+    def part(self) -> dict[str, object]:
+        """The part of a message that its words are."""
+        if self.kind == "refusal":
+            return {"type": "refusal", "refusal": self.text}
+        return {"type": "output_text", "text": self.text, "annotations": []}
+
+    def dump(self) -> dict[str, object]:
+        if self.kind == "reasoning":
+            summary = [{"type": "summary_text", "text": self.text}]
+            return {"type": "reasoning", "id": self.id, "summary": summary}
+        if self.kind == "function_call":
+            called = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
+            return {"type": "function_call", "id": self.id, "status": "completed", **called}
+        return {
+            "type": "message",
+            "id": self.id,
+            "role": "assistant",
+            "status": "completed",
+            "content": [self.part],
+        }
+
+
+def _words_item(id: object, kind: str, text: str = "") -> Item:
+    return Item(kind, f"{'rs' if kind == 'reasoning' else 'msg'}_{id}", text)
+
+
+def _call_item(call: Call, arguments: str) -> Item:
+    return Item("function_call", f"fc_{call.id}", arguments, call.name, call.id)
+
+
+def answer_write(made: Completion) -> dict[str, object]:
+    """A completion as a response."""
+    said, items = made.message, []
     if words := said.get("reasoning_content") or said.get("reasoning"):
-        output.append(_reasoning(completion["id"], str(words)))
-    if said.get("content") or said.get("refusal") or not calls_of(said):
+        items.append(_words_item(made.id, "reasoning", str(words)))
+    calls = calls_of(said)
+    if (text := said.get("refusal") or said.get("content")) or not calls:
         kind = "refusal" if said.get("refusal") else "output_text"
-        output.append(_message(completion["id"], kind, said.get("refusal") or said.get("content") or ""))
-    output += [_call(call) for call in calls_of(said)]
-    return _response(completion, output, choice["finish_reason"], completion.get("usage"))
+        items.append(_words_item(made.id, kind, str(text or "")))
+    return _response(made, [*items, *(_call_item(call, call.arguments) for call in calls)])
 
 
-def _response(head: Object, output: list[Any], reason: str | None, usage: Object | None) -> dict[str, Any]:
-    why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reason or "")
+def _response(made: Completion, items: Iterable[Item]) -> dict[str, object]:
+    why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(made.finish_reason or "")
     return {
-        "id": head["id"],
+        "id": str(made.id),
         "object": "response",
-        "created_at": head["created"],
-        "model": head["model"],
+        "created_at": made.created,
+        "model": made.policy,
         "status": "incomplete" if why else "completed",
-        "output": output,
+        "output": [item.dump() for item in items],
         "error": None,
         "incomplete_details": {"reason": why} if why else None,
         "instructions": None,
@@ -146,12 +189,12 @@ def _response(head: Object, output: list[Any], reason: str | None, usage: Object
         "top_p": None,
         "tool_choice": "auto",
         "tools": [],
-        "usage": _usage(usage),
-        "ratchet": head["ratchet"],
+        "usage": _usage(made.usage),
+        "ratchet": made.routing,
     }
 
 
-def _usage(usage: Object | None) -> dict[str, Any] | None:
+def _usage(usage: Mapping[str, object] | None) -> dict[str, object] | None:
     if not usage:
         return None
     read = count_of(usage, "prompt_tokens", "input_tokens") or 0
@@ -166,136 +209,79 @@ def _usage(usage: Object | None) -> dict[str, Any] | None:
     }
 
 
-def _details(sent: Any) -> dict[str, Any]:
+def _details(sent: object) -> dict[str, object]:
     return (
         {key: value for key, value in sent.items() if value is not None} if isinstance(sent, Mapping) else {}
     )
 
 
-def _reasoning(id: str, words: str) -> dict[str, Any]:
-    return {"type": "reasoning", "id": f"rs_{id}", "summary": [{"type": "summary_text", "text": words}]}
-
-
-def _message(id: str, kind: str, text: str) -> dict[str, Any]:
-    part = {"type": "refusal", "refusal": text} if kind == "refusal" else _text(text)
-    return {
-        "type": "message",
-        "id": f"msg_{id}",
-        "role": "assistant",
-        "status": "completed",
-        "content": [part],
-    }
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": []}
-
-
-def _call(call: Object) -> dict[str, Any]:
-    function = call["function"]
-    return {
-        "type": "function_call",
-        "id": f"fc_{call.get('id')}",
-        "call_id": call.get("id"),
-        "status": "completed",
-        "name": function.get("name"),
-        "arguments": function.get("arguments") or "",
-    }
-
-
-def events_write(chunks: Iterable[Object]) -> Iterator[dict[str, Any]]:
-    """The events of a response from the chunks of a chat completion, each with its number."""
-    for number, event in enumerate(_events(chunks)):
+def events_write(
+    begun: Completion, items: Iterable[StreamItem], include_usage: bool = True
+) -> Iterator[dict[str, object]]:
+    """The events of a response from the pieces of an answer, each with its number."""
+    for number, event in enumerate(_events(begun, items)):
         yield {**event, "sequence_number": number}
 
 
-def _events(chunks: Iterable[Object]) -> Iterator[dict[str, Any]]:
-    head: Object = {}
-    usage: Object | None = None
-    reason: str | None = None
-    items: list[dict[str, Any]] = []
-    """The items of the output, each growing until the stream ends."""
-    at: dict[Any, int] = {}
-    for chunk in chunks:
-        if "error" in chunk:
-            error = chunk["error"]
-            yield {"type": "error", "code": error["code"], "message": error["message"], "param": None}
+def _events(begun: Completion, items: Iterable[StreamItem]) -> Iterator[dict[str, object]]:
+    output: dict[object, Item] = {}
+    """Kind of words, or a call's index -> its item, in the order of the output."""
+    yield {"type": "response.created", "response": {**_response(begun, ()), "status": "in_progress"}}
+    for item in items:
+        if isinstance(item, BrokenOff):
+            yield {"type": "error", "code": item.code, "message": item.message, "param": None}
             return
-        if not head:
-            head = chunk
-            yield {
-                "type": "response.created",
-                "response": {**_response(head, [], None, None), "status": "in_progress"},
-            }
-        usage = chunk.get("usage") or usage
-        for choice in chunk["choices"]:
-            delta, reason = choice["delta"], choice.get("finish_reason") or reason
-            for kind, text in (
-                ("reasoning", delta.get("reasoning_content") or delta.get("reasoning")),
-                ("output_text", delta.get("content")),
-                ("refusal", delta.get("refusal")),
-            ):
-                if isinstance(text, str) and text:
-                    yield from _grown(items, at, kind, text, str(head["id"]))
-            for call in calls_of(delta):
-                place = call.get("index", 0)
-                if place not in at:
-                    at[place] = len(items)
-                    items.append(_call({**call, "function": {**call["function"], "arguments": ""}}))
-                    begun = {**items[-1], "status": "in_progress"}
-                    yield {"type": "response.output_item.added", "output_index": at[place], "item": begun}
-                if part := call["function"].get("arguments"):
-                    item = items[at[place]]
-                    item["arguments"] += part
-                    yield {
-                        "type": "response.function_call_arguments.delta",
-                        "item_id": item["id"],
-                        "output_index": at[place],
-                        "delta": part,
-                    }
-    for index, item in enumerate(items):
-        yield from _ended(index, item)
-    response = _response(head, items, reason, usage)
-    yield {"type": f"response.{response['status']}", "response": response}
+        if isinstance(item, Completion):
+            for index, one in enumerate(output.values()):
+                yield from _ended(index, one)
+            response = _response(item, output.values())
+            yield {"type": f"response.{response['status']}", "response": response}
+            return
+        delta = item.delta
+        for kind, text in (
+            ("reasoning", delta.get("reasoning_content") or delta.get("reasoning")),
+            ("output_text", delta.get("content")),
+            ("refusal", delta.get("refusal")),
+        ):
+            if isinstance(text, str) and text:
+                yield from _grown(output, kind, _words_item(begun.id, kind), text)
+        for call in calls_of(delta):
+            yield from _grown(output, call.index, _call_item(call, ""), call.arguments)
 
 
-def _grown(
-    items: list[dict[str, Any]], at: dict[Any, int], kind: str, text: str, id: str
-) -> Iterator[dict[str, Any]]:
-    """More words of the reasoning, or of the answer."""
-    if kind not in at:
-        at[kind] = len(items)
-        items.append(_reasoning(id, "") if kind == "reasoning" else _message(id, kind, ""))
-        item, place = items[-1], {"item_id": items[-1]["id"], "output_index": at[kind]}
-        empty = {"summary": []} if kind == "reasoning" else {"content": [], "status": "in_progress"}
-        yield {"type": "response.output_item.added", "output_index": at[kind], "item": {**item, **empty}}
-        if kind == "reasoning":
-            part = {"type": "summary_text", "text": ""}
-            yield {"type": "response.reasoning_summary_part.added", "summary_index": 0, "part": part, **place}
-        else:
-            part = {**item["content"][0]}
-            yield {"type": "response.content_part.added", "content_index": 0, "part": part, **place}
-    index = at[kind]
-    item = items[index]
-    place = {"item_id": item["id"], "output_index": index, "delta": text}
-    if kind == "reasoning":
-        item["summary"][0]["text"] += text
-        yield {"type": "response.reasoning_summary_text.delta", "summary_index": 0, **place}
-        return
-    item["content"][0]["refusal" if kind == "refusal" else "text"] += text
-    logprobs: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
-    yield {"type": f"response.{kind}.delta", "content_index": 0, **logprobs, **place}
+def _grown(output: dict[object, Item], key: object, new: Item, text: str) -> Iterator[dict[str, object]]:
+    """More words of an item, which begins where it is not there yet."""
+    is_new = key not in output
+    item = output.setdefault(key, new)
+    index = list(output).index(key)
+    place = {"item_id": item.id, "output_index": index}
+    if item.kind == "reasoning":
+        name, at = "reasoning_summary_text", {"summary_index": 0}
+        begun: dict[str, object] = {"summary": []}
+        part = {"type": "response.reasoning_summary_part.added", "part": {"type": "summary_text", "text": ""}}
+    elif item.kind == "function_call":
+        name, at, begun, part = "function_call_arguments", {}, {"status": "in_progress"}, {}
+    else:
+        name, at, begun = item.kind, {"content_index": 0}, {"content": [], "status": "in_progress"}
+        part = {"type": "response.content_part.added", "part": item.part}
+    if is_new:
+        added = {**item.dump(), **begun}
+        yield {"type": "response.output_item.added", "output_index": index, "item": added}
+        if part:
+            yield {**part, **at, **place}
+    item.text += text
+    if text:
+        more: dict[str, object] = {"logprobs": []} if item.kind == "output_text" else {}
+        yield {"type": f"response.{name}.delta", "delta": text, **at, **more, **place}
 
 
-def _ended(index: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    place = {"item_id": item["id"], "output_index": index}
-    if item["type"] == "function_call":
-        said = {"name": item["name"], "arguments": item["arguments"]}
+def _ended(index: int, item: Item) -> Iterator[dict[str, object]]:
+    place = {"item_id": item.id, "output_index": index}
+    if item.kind == "function_call":
+        said = {"name": item.name, "arguments": item.text}
         yield {"type": "response.function_call_arguments.done", **said, **place}
-    elif item["type"] == "message":
-        part = item["content"][0]
-        name = "refusal" if part["type"] == "refusal" else "text"
-        done: dict[str, Any] = {name: part[name]} | ({"logprobs": []} if name == "text" else {})
-        yield {"type": f"response.{part['type']}.done", "content_index": 0, **done, **place}
-        yield {"type": "response.content_part.done", "content_index": 0, "part": part, **place}
-    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    elif item.kind != "reasoning":
+        done = {"refusal": item.text} if item.kind == "refusal" else {"text": item.text, "logprobs": []}
+        yield {"type": f"response.{item.kind}.done", "content_index": 0, **done, **place}
+        yield {"type": "response.content_part.done", "content_index": 0, "part": item.part, **place}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item.dump()}

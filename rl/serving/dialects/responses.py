@@ -18,7 +18,7 @@ TRANSLATED |= {"reasoning_effort", "verbosity", "stream_options"}
 def request_write(chat: Object) -> Sent:
     """The responses request of a chat request. Raises BackendUnable for what the dialect has no words for."""
     # the endpoint would keep every prompt for a month where nobody says otherwise
-    body: dict[str, Any] = {"store": False, **{key: chat[key] for key in SAME & chat.keys()}}
+    body: dict[str, object] = {"store": False, **{key: chat[key] for key in SAME & chat.keys()}}
     body["input"] = _items(chat["messages"])
     if limit := chat.get("max_completion_tokens") or chat.get("max_tokens"):
         body["max_output_tokens"] = limit
@@ -39,7 +39,7 @@ def request_write(chat: Object) -> Sent:
     return Sent(body, tuple(sorted(chat.keys() - SAME - TRANSLATED)))
 
 
-def _flat(tool: Object, kind: Any) -> dict[str, Any]:
+def _flat(tool: Object, kind: Any) -> dict[str, object]:
     """A tool, or the choice of one: its fields stand beside its type."""
     named = tool.get(kind) if isinstance(kind, str) else None
     if not isinstance(named, Mapping):
@@ -49,7 +49,7 @@ def _flat(tool: Object, kind: Any) -> dict[str, Any]:
     return {"type": kind, **strict, **named}
 
 
-def _items(messages: Sequence[Object]) -> list[dict[str, Any]]:
+def _items(messages: Sequence[Object]) -> list[dict[str, object]]:
     items: list[dict[str, Any]] = []
     for message in messages:
         role, content = message.get("role"), message.get("content")
@@ -82,7 +82,7 @@ def _parts(content: Sequence[Object], text_kind: str) -> list[dict[str, Any]]:
     return [_part(part, text_kind) for part in content]
 
 
-def _part(part: Object, text_kind: str) -> dict[str, Any]:
+def _part(part: Object, text_kind: str) -> dict[str, object]:
     kind = part.get("type")
     if kind == "text":
         return {"type": text_kind, "text": part.get("text", "")}
@@ -105,7 +105,7 @@ def whole(body: Object, name: str) -> Object:
     output = body.get("output")
     if not isinstance(output, list) or body.get("status") not in ("completed", "incomplete"):
         raise BackendFailed(f"{name} sent no finished response: {str(body)[:200]}", kind=MALFORMED)
-    message: dict[str, Any] = {"role": "assistant", "content": None}
+    message: dict[str, object] = {"role": "assistant", "content": None}
     for number, item in enumerate(output):
         kind = item.get("type")
         if kind == "message":
@@ -126,25 +126,25 @@ def whole(body: Object, name: str) -> Object:
     }
 
 
-def _add(message: dict[str, Any], delta: Object) -> None:
+def _add(message: dict[str, object], delta: Object) -> None:
     for key, value in delta.items():
         before = message.get(key)
         message[key] = value if before is None else before + value
 
 
-def _said(part: Object) -> dict[str, Any]:
+def _said(part: Object) -> dict[str, object]:
     if part.get("type") == "refusal":
         return {"refusal": str(part.get("refusal", ""))}
     annotations = {"annotations": list(part["annotations"])} if part.get("annotations") else {}
     return {"content": str(part.get("text", "")), **annotations}
 
 
-def _call(item: Object, number: int, arguments: str) -> dict[str, Any]:
+def _call(item: Object, number: int, arguments: str) -> dict[str, object]:
     function = {"name": item.get("name"), "arguments": arguments}
     return {"index": number, "id": item.get("call_id"), "type": "function", "function": function}
 
 
-def _head(body: Object) -> dict[str, Any]:
+def _head(body: Object) -> dict[str, object]:
     return {key: body[key] for key in ("id", "model", "service_tier") if body.get(key) is not None}
 
 
@@ -155,13 +155,13 @@ def _reason(body: Object, has_calls: bool) -> str:
     return "tool_calls" if has_calls else "stop"
 
 
-def _usage(sent: Any) -> dict[str, Any] | None:
+def _usage(sent: object) -> dict[str, object] | None:
     if not isinstance(sent, Mapping):
         return None
     read, written = count_of(sent, "input_tokens"), count_of(sent, "output_tokens")
     if read is None or written is None:
         return None
-    usage: dict[str, Any] = {
+    usage: dict[str, object] = {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
@@ -174,7 +174,7 @@ def _usage(sent: Any) -> dict[str, Any] | None:
 
 def chunks(events: Iterable[Object], name: str) -> Iterator[Object]:
     """The events of a stream as chunks of a chat completion. Raises BackendFailed where it breaks off."""
-    head: dict[str, Any] = {}
+    head: dict[str, object] = {}
     called: set[int] = set()
     for event in events:
         kind = str(event.get("type", ""))
@@ -202,7 +202,7 @@ def _chunk(head: Object, delta: Object, reason: str | None = None) -> Object:
     return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
 
 
-def _delta(kind: str, event: Object, called: set[int]) -> dict[str, Any]:
+def _delta(kind: str, event: Object, called: set[int]) -> dict[str, object]:
     if kind == "response.output_text.delta":
         return {"content": event["delta"]}
     if kind == "response.refusal.delta":

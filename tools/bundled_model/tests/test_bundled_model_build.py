@@ -1,7 +1,5 @@
 """The build of the bundled base model, on a tiny corpus."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

@@ -1,7 +1,5 @@
 """What the bundled base is taught: shares of answers worked by hand, trees of tokens, and nothing that is measured."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -66,13 +64,11 @@ def test_a_choice_shows_how_many_options_are_left():
 
 
 def test_names_picked_tell_when_the_last_one_may_be_the_last():
-    answer = names_picked(Random(0), "k", ["a", "b"], [1, 2])
-    first = dict(answer.choices[0])
+    first = dict(names_picked(Random(0), "k", ["a", "b"], [1, 2]).choices[0])
     # either name, and with it either end: two sizes, alike likely
     assert first == {'{"k": ["a"]}': 0.25, '{"k": ["a",': 0.25, '{"k": ["b"]}': 0.25, '{"k": ["b",': 0.25}
     ordered = names_picked(Random(1), "k", ["a", "b", "c"], [3])
-    names = json.loads(ordered.text)["k"]
-    assert sorted(names) == ["a", "b", "c"]
+    assert sorted(json.loads(ordered.text)["k"]) == ["a", "b", "c"]
     assert [len(every) for every in ordered.choices] == [3, 2, 1]
     assert ordered.choices[2] == ((ordered.text, 1.0),)
 
@@ -134,12 +130,8 @@ def test_a_tree_holds_the_prompt_once_and_branches_where_answers_part():
     assert [chr(token) for token in tree.tokens] == ["Q", "Q", "a", "b", "c"]
     assert tree.parents == [-1, 0, 1, 2, 2]
     assert tree.depths == [0, 1, 2, 3, 3]
-    assert tree.targets == {
-        1: {ord("a"): 1.0},
-        2: {ord("b"): 0.5, ord("c"): 0.5},
-        3: {END: 1.0},
-        4: {END: 1.0},
-    }
+    expected = {1: {ord("a"): 1.0}, 2: {ord("b"): 0.5, ord("c"): 0.5}, 3: {END: 1.0}, 4: {END: 1.0}}
+    assert tree.targets == expected
 
 
 def test_plain_text_is_taught_from_its_second_token_on():
@@ -207,12 +199,8 @@ def test_every_example_is_answered_by_one_of_its_own_alternatives():
                     assert any(answer.text.startswith(text) for text, _ in every), (make, answer)
 
 
-MAKERS = {
-    "widgets": corpus.widget_example,
-    "fixtures": corpus.fixture_example,
-    "filer": corpus.filer_example,
-    "storer": corpus.storer_example,
-}
+MAKERS = {"widgets": corpus.widget_example, "fixtures": corpus.fixture_example, "filer": corpus.filer_example}
+MAKERS |= {"storer": corpus.storer_example}
 
 
 @pytest.mark.parametrize("slug", MAKERS)
@@ -277,8 +265,7 @@ def test_some_lists_of_names_keep_to_one_script():
     random = Random(0)
     lists = [options_named(random, 3, 5) for _ in range(300)]
     letters = [{ord(letter) >> 8 for name in names for letter in name if letter.isalpha()} for names in lists]
-    alone = [scripts for scripts in letters if len(scripts) == 1 and scripts != {0}]
-    assert len(alone) > 20
+    assert len([scripts for scripts in letters if len(scripts) == 1 and scripts != {0}]) > 20
 
 
 def test_invented_words_are_too_many_to_be_learnt_by_heart() -> None:
@@ -321,11 +308,18 @@ def test_no_name_of_the_agents_it_is_measured_on_is_taught():
     taught = {
         name.casefold()
         for names in (
-            words.NOUNS, words.VERBS, words.ADJECTIVES, words.NAMES, words.ADVERBS,
-            layouts.KEYS, layouts.FIELDS, layouts.TASKS, *words.FOREIGN,
+            words.NOUNS,
+            words.VERBS,
+            words.ADJECTIVES,
+            words.NAMES,
+            words.ADVERBS,
+            layouts.KEYS,
+            layouts.FIELDS,
+            layouts.TASKS,
+            *words.FOREIGN,
         )
         for name in names
-    }  # fmt: skip
+    }
     for unseen in UNSEEN:
         for name in (*unseen.pool, unseen.key, *unseen.fields):
             assert not taught & set(re.findall(r"\w+", name.casefold())), name
@@ -337,12 +331,9 @@ def test_strangers_can_be_answered(unseen):
     text = "\n".join(message["content"] for message in agent.render(state))
     assert f'"{unseen.key}"' in text or unseen.key in text
     assert all(option in text for option in options)
-    right = {
-        "enum": options[0],
-        "list": options[:2],
-        "order": options[::-1],
-        "object": options[0],
-    }[unseen.kind]
+    right = {"enum": options[0], "list": options[:2], "order": options[::-1], "object": options[0]}[
+        unseen.kind
+    ]
     values = {"integer": 3, "boolean": False}
     more = {key: values[schema["type"]] for key, schema in unseen.properties}
     assert agent.is_valid(json.dumps({unseen.key: right, **more}), state)
@@ -380,14 +371,25 @@ def test_a_training_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path, mon
             torch.manual_seed(0)
             model = LlamaForCausalLM(
                 LlamaConfig(
-                    vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                    num_attention_heads=2, tie_word_embeddings=True,
+                    vocab_size=len(tokenizer),
+                    hidden_size=16,
+                    intermediate_size=16,
+                    num_hidden_layers=1,
+                    num_attention_heads=2,
+                    tie_word_embeddings=True,
                 )
-            )  # fmt: skip
+            )
         losses = train(
-            model, tokenizer, seed=0, steps=4, batch_size=2, learning_rate=1e-3, state=state, save_every=2,
+            model,
+            tokenizer,
+            seed=0,
+            steps=4,
+            batch_size=2,
+            learning_rate=1e-3,
+            state=state,
+            save_every=2,
             progress=progress,
-        )  # fmt: skip
+        )
         return losses, model.model.embed_tokens.weight.detach()
 
     monkeypatch.setattr(training, "GROWING", 2)  # the longest example is another one with each step

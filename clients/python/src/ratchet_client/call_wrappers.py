@@ -21,7 +21,7 @@ class CallObserver(Protocol):
         """The context in which the call's code runs."""
         ...
 
-    def on_result(self, result: Any) -> None:
+    def on_result(self, result: object) -> None:
         """The call returned, or its stream ended."""
         ...
 
@@ -34,7 +34,7 @@ class _NullObserver:
     def context(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def on_result(self, result: Any) -> None:
+    def on_result(self, result: object) -> None:
         pass
 
     def on_error(self, error: BaseException) -> None:
@@ -43,11 +43,11 @@ class _NullObserver:
 
 NULL_OBSERVER: CallObserver = _NullObserver()
 
-ObserverFactory = Callable[[tuple[Any, ...], dict[str, Any]], CallObserver | None]
+ObserverFactory = Callable[[tuple[object, ...], dict[str, object]], CallObserver | None]
 """Gets a call's arguments before the call runs. Returns None to leave the call unobserved. Must not raise."""
 
 
-def wrap_calls(function: Callable[..., Any], observer_of: ObserverFactory) -> Callable[..., Any]:
+def wrap_calls(function: Callable[..., object], observer_of: ObserverFactory) -> Callable[..., object]:
     """An observed function with the same kind (plain, coroutine, generator, async generator), name and signature.
 
     The result of a generator is what it returns or, if that is None, what it yielded: texts joined, other items as a
@@ -58,7 +58,7 @@ def wrap_calls(function: Callable[..., Any], observer_of: ObserverFactory) -> Ca
     if inspect.isgeneratorfunction(function):
 
         @wraps(function)
-        def streams(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        def streams(*args: object, **kwargs: object) -> Generator[object, object, object]:
             return (yield from _stream(observer_of(args, kwargs) or NULL_OBSERVER, function(*args, **kwargs)))
 
         return streams
@@ -66,7 +66,7 @@ def wrap_calls(function: Callable[..., Any], observer_of: ObserverFactory) -> Ca
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
-        async def awaits(*args: Any, **kwargs: Any) -> Any:
+        async def awaits(*args: object, **kwargs: object) -> object:
             return await _await_coroutine(
                 observer_of(args, kwargs) or NULL_OBSERVER, function(*args, **kwargs)
             )
@@ -74,7 +74,7 @@ def wrap_calls(function: Callable[..., Any], observer_of: ObserverFactory) -> Ca
         return awaits
 
     @wraps(function)
-    def calls(*args: Any, **kwargs: Any) -> Any:
+    def calls(*args: object, **kwargs: object) -> object:
         observer = observer_of(args, kwargs) or NULL_OBSERVER
         try:
             with observer.context():
@@ -87,7 +87,7 @@ def wrap_calls(function: Callable[..., Any], observer_of: ObserverFactory) -> Ca
     return calls
 
 
-def _follow_result(observer: CallObserver, result: Any) -> Any:
+def _follow_result(observer: CallObserver, result: object) -> object:
     if inspect.isgenerator(result):
         return _stream(observer, result)
     if inspect.isasyncgen(result):
@@ -111,7 +111,7 @@ def _on_future_done(observer: CallObserver, future: Any) -> None:
         observer.on_result(future.result())
 
 
-async def _await_coroutine(observer: CallObserver, coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def _await_coroutine(observer: CallObserver, coroutine: Coroutine[object, object, object]) -> object:
     try:
         with observer.context():
             result = await coroutine
@@ -122,10 +122,10 @@ async def _await_coroutine(observer: CallObserver, coroutine: Coroutine[Any, Any
     return result
 
 
-def _stream(observer: CallObserver, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+def _stream(observer: CallObserver, generator: Generator[Any, Any, Any]) -> Generator[object, object, object]:
     # The context is left before each yield: the consumer's code that runs then is not part of the call.
     chunks = _Chunks()
-    resume: Callable[[], Any] = partial(next, generator)
+    resume: Callable[[], object] = partial(next, generator)
     try:
         while True:
             with observer.context():
@@ -151,11 +151,11 @@ def _stream(observer: CallObserver, generator: Generator[Any, Any, Any]) -> Gene
 
 
 def _async_streaming(
-    function: Callable[..., AsyncGenerator[Any, Any]], observer_of: ObserverFactory
-) -> Callable[..., Any]:
+    function: Callable[..., AsyncGenerator[object, Any]], observer_of: ObserverFactory
+) -> Callable[..., object]:
     # The same loop as _stream. It is repeated because an async generator has no `yield from`.
     @wraps(function)
-    async def streams(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+    async def streams(*args: object, **kwargs: object) -> AsyncGenerator[object, object]:
         observer = observer_of(args, kwargs) or NULL_OBSERVER
         generator = function(*args, **kwargs)
         chunks = _Chunks()
@@ -190,10 +190,10 @@ class _Chunks:
 
     def __init__(self) -> None:
         self._texts: list[str] | None = []
-        self._items: list[Any] = []
+        self._items: list[object] = []
         self._size = self._count = 0
 
-    def add(self, item: Any) -> None:
+    def add(self, item: object) -> None:
         self._count += 1
         if self._texts is not None and isinstance(item, str):
             # One text over the limit is kept, so that the decision is refused as too long. It must not be truncated.
@@ -207,7 +207,7 @@ class _Chunks:
         if len(self._items) < MAX_ITEMS:
             self._items.append(to_json(item))
 
-    def value(self) -> Any:
+    def value(self) -> object:
         if self._texts is not None:
             return "".join(self._texts)
         more = self._count - len(self._items)

@@ -53,12 +53,12 @@ class Checkpoint:
     """The app's id of the session; empty if the checkpoint names none."""
     agent: str = ""
     created_at: str | None = None
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, object]] = field(default_factory=list)
     """Messages as the app saved them. `parse_message` reads one."""
     tasks: list[Task] = field(default_factory=list)
 
 
-def parse_checkpoints(document: Any) -> list[Checkpoint]:
+def parse_checkpoints(document: object) -> list[Checkpoint]:
     """The checkpoints in a JSON document, one per session; empty if it holds none."""
     checkpoints: dict[str, Checkpoint] = {}
     tasks: list[tuple[str, Task]] = []
@@ -77,7 +77,7 @@ def parse_checkpoints(document: Any) -> list[Checkpoint]:
     return list(checkpoints.values())
 
 
-def _walk(value: Any, context: Checkpoint, depth: int) -> Iterator[Checkpoint | tuple[str, Task]]:
+def _walk(value: object, context: Checkpoint, depth: int) -> Iterator[Checkpoint | tuple[str, Task]]:
     if depth < 0:
         return
     if isinstance(value, list):
@@ -131,7 +131,7 @@ def _context(value: dict[str, Any], context: Checkpoint) -> Checkpoint:
     )
 
 
-def _with_system(value: dict[str, Any], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_system(value: dict[str, object], messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """The messages, preceded by the system prompt that some frameworks save beside them."""
     system = value.get("system") or value.get("system_prompt")
     if not isinstance(system, (str, list)) or not system or messages[0].get("role") == "system":
@@ -139,7 +139,7 @@ def _with_system(value: dict[str, Any], messages: list[dict[str, Any]]) -> list[
     return [{"role": "system", "content": system}, *messages]
 
 
-def parse_time(value: Mapping[str, Any]) -> str | None:
+def parse_time(value: Mapping[str, object]) -> str | None:
     """The time in a mapping as an ISO text. Reads ISO texts (UTC if they have no zone) and Unix times."""
     for time in (value.get(key) for key in _TIME_KEYS):
         if isinstance(time, bool) or not isinstance(time, (str, int, float)):
@@ -160,14 +160,14 @@ def _from_unix_time(time: float) -> datetime:
 # --- Messages ---------------------------------------------------------------------------------------------
 
 
-def parse_messages(value: Any) -> list[dict[str, Any]]:
+def parse_messages(value: object) -> list[dict[str, object]]:
     """The list itself if all its items are messages; otherwise an empty list."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return []
     return list(value) if all(parse_message(item) for item in value) else []
 
 
-def parse_message(item: Mapping[str, Any]) -> dict[str, Any] | None:
+def parse_message(item: Mapping[str, object]) -> dict[str, object] | None:
     """A saved message as a chat message {role, content, ...}; None if the value is no message.
 
     Reads messages of OpenAI and Anthropic, lines of a session log ({type, message}) and messages of LangChain
@@ -186,14 +186,17 @@ def parse_message(item: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if not isinstance(content, (str, list)) and not calls and not item.get("function_call"):
         return None
-    message: dict[str, Any] = {"role": role, "content": content if isinstance(content, (str, list)) else None}
+    message: dict[str, object] = {
+        "role": role,
+        "content": content if isinstance(content, (str, list)) else None,
+    }
     for key in ("name", "tool_calls", "tool_call_id", "function_call", "reasoning_content"):
         if item.get(key):
             message[key] = item[key]
     return message
 
 
-def content_text(content: Any) -> str:
+def content_text(content: object) -> str:
     """The text of a message's content: the content itself, or its text blocks joined."""
     if isinstance(content, str):
         return content
@@ -213,7 +216,7 @@ _TEXT_BLOCKS = ("text", "output_text", "input_text")
 # --- Tasks ------------------------------------------------------------------------------------------------
 
 
-def _tasks(value: Any) -> Iterator[Task]:
+def _tasks(value: object) -> Iterator[Task]:
     """Tasks in one {name, status}, in a list of these, or in a mapping of name to status."""
     if isinstance(value, list):
         for item in value:
@@ -230,7 +233,7 @@ def _tasks(value: Any) -> Iterator[Task]:
                     yield Task(str(name), _STATUS[item.lower()])
 
 
-def _task(value: dict[str, Any]) -> Task | None:
+def _task(value: Mapping[str, object]) -> Task | None:
     status = value.get("status", value.get("state"))
     if isinstance(status, bool) or not isinstance(status, str):
         done = value.get("completed", value.get("done"))

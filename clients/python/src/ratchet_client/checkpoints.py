@@ -118,7 +118,7 @@ class CheckpointLoader:
         self.overlapping = 0
         """Number of messages left out because an earlier checkpoint holds them."""
 
-    def traces(self) -> Iterator[dict[str, Any]]:
+    def traces(self) -> Iterator[dict[str, object]]:
         """Trace payloads in the order of the checkpoints. May be called again."""
         self.refused, self.overlapping = [], 0
         sessions: dict[tuple[str, str], _Session] = {}
@@ -142,7 +142,8 @@ class CheckpointLoader:
 
     def _session_of(self, file: Path) -> str:
         inside = file.relative_to(self.path) if self.path.is_dir() else Path(file.name)
-        stem = re.sub(r"[-_. ]*\d+$", "", inside.stem)
+        stem = inside.stem.rstrip("0123456789")
+        stem = stem.rstrip("-_. ") if stem != inside.stem else stem
         return "/".join(part for part in (*inside.parts[:-1], stem) if part) or inside.stem
 
     def _checkpoints(self, file: Path) -> Iterator[tuple[int | None, Checkpoint]]:
@@ -171,7 +172,7 @@ class CheckpointLoader:
         yield from ((None, checkpoint) for checkpoint in checkpoints)
 
     def _lines(self, file: Path) -> Iterator[tuple[int | None, Checkpoint]]:
-        log: dict[str, tuple[int, list[dict[str, Any]]]] = {}
+        log: dict[str, tuple[int, list[dict[str, object]]]] = {}
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 document = self._parsed(file, line, number) if line.strip() else None
@@ -189,7 +190,7 @@ class CheckpointLoader:
         for session, (number, messages) in log.items():
             yield number, Checkpoint(session=session, messages=messages)
 
-    def _parsed(self, file: Path, data: bytes, line: int | None) -> Any:
+    def _parsed(self, file: Path, data: bytes, line: int | None) -> object:
         try:
             document = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -213,7 +214,7 @@ class CheckpointLoader:
         session: _Session,
         checkpoint: Checkpoint,
         place: tuple[Path, int | None],
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[dict[str, object]]:
         # The system prompt is left out of the comparison: it may hold the date.
         system = next(
             (
@@ -253,7 +254,7 @@ class CheckpointLoader:
             yield {"id": _id(body), **body}
 
 
-def _with_decision(step: dict[str, Any], agent: str, session: str) -> dict[str, Any]:
+def _with_decision(step: dict[str, Any], agent: str, session: str) -> dict[str, object]:
     """A valid decision step with an id that follows from its prompt and answer."""
     if step["kind"] != "decision":
         return step
@@ -261,9 +262,9 @@ def _with_decision(step: dict[str, Any], agent: str, session: str) -> dict[str, 
     return {**step, **decision_payload(id=_id([agent, facts]), **facts)}
 
 
-def _parts(steps: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _parts(steps: list[dict[str, object]]) -> Iterator[list[dict[str, object]]]:
     """The steps in parts of at most PART_SIZE characters, as a server accepts them."""
-    part: list[dict[str, Any]] = []
+    part: list[dict[str, object]] = []
     size = 0
     for step in steps:
         length = len(json.dumps(step))
@@ -276,11 +277,11 @@ def _parts(steps: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield part
 
 
-def _id(value: Any) -> str:
+def _id(value: object) -> str:
     return str(uuid5(NAMESPACE, json.dumps(value, sort_keys=True)))
 
 
-def _fingerprint(message: dict[str, Any]) -> bytes:
+def _fingerprint(message: Mapping[str, object]) -> bytes:
     """Fingerprint of a message's content, without ids and times, which change when it is saved again."""
     return hashlib.sha256(json.dumps(parse_message(message), sort_keys=True).encode()).digest()
 
@@ -295,19 +296,19 @@ _THOUGHTS = ("thinking", "reasoning", "redacted_thinking")
 class ToolCall(NamedTuple):
     id: str
     name: str
-    arguments: Any
+    arguments: object
 
 
 class ToolResult(NamedTuple):
     call_id: str
-    content: Any
+    content: object
     failed: bool
 
 
 class Transcript:
     """Messages of one checkpoint. Those before index `start` are in earlier checkpoints."""
 
-    def __init__(self, messages: list[dict[str, Any]], start: int) -> None:
+    def __init__(self, messages: list[dict[str, object]], start: int) -> None:
         self.saved, self.start = messages, start
         self.messages = [parse_message(item) or {"role": "user", "content": ""} for item in messages]
         self._calls = [list(_calls(message)) for message in self.messages]
@@ -318,14 +319,14 @@ class Transcript:
         }
         self._known = {call.id for calls in self._calls[:start] for call in calls if call.id}
 
-    def steps(self) -> Iterator[dict[str, Any]]:
+    def steps(self) -> Iterator[dict[str, object]]:
         """The steps of the new messages, in order. A decision step holds its full prompt and has no id yet."""
         for index in range(self.start, len(self.messages)):
             at = parse_time(self.saved[index])
             for step in self._steps_of(index):
                 yield {**step, **({"at": at} if at else {})}
 
-    def _steps_of(self, index: int) -> Iterator[dict[str, Any]]:
+    def _steps_of(self, index: int) -> Iterator[dict[str, object]]:
         message = self.messages[index]
         text = content_text(message["content"])
         if message["role"] == "assistant":
@@ -356,11 +357,11 @@ class Transcript:
         return not following or (following[0]["role"] == "user" and not self._results[index + 1])
 
 
-def _prompt_message(message: dict[str, Any]) -> dict[str, Any]:
+def _prompt_message(message: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in message.items() if key != "reasoning_content"}
 
 
-def _blocks(message: Mapping[str, Any], *types: str) -> Iterator[Mapping[str, Any]]:
+def _blocks(message: Mapping[str, object], *types: str) -> Iterator[Mapping[str, object]]:
     content = message["content"]
     for block in content if isinstance(content, list) else []:
         if isinstance(block, Mapping) and block.get("type") in types:
@@ -376,7 +377,7 @@ def _thoughts(message: Mapping[str, Any]) -> Iterator[str]:
             yield thought
 
 
-def _calls(message: Mapping[str, Any]) -> Iterator[ToolCall]:
+def _calls(message: Mapping[str, object]) -> Iterator[ToolCall]:
     """Tool calls: `tool_calls` and `function_call` of OpenAI, LangChain's calls, `tool_use` blocks of Anthropic."""
     listed = message.get("tool_calls")
     for item in [*(listed if isinstance(listed, list) else []), {"function": message.get("function_call")}]:
@@ -391,7 +392,7 @@ def _calls(message: Mapping[str, Any]) -> Iterator[ToolCall]:
         yield ToolCall(str(block.get("id") or ""), str(block.get("name") or "tool"), block.get("input"))
 
 
-def _results(message: Mapping[str, Any]) -> Iterator[ToolResult]:
+def _results(message: Mapping[str, object]) -> Iterator[ToolResult]:
     """Tool results: messages of role `tool` or `function`, `tool_result` blocks of Anthropic."""
     if message["role"] == "tool":
         key = message.get("tool_call_id") or message.get("name") or ""
@@ -405,7 +406,7 @@ def _results(message: Mapping[str, Any]) -> Iterator[ToolResult]:
         )
 
 
-def _parsed(arguments: Any) -> Any:
+def _parsed(arguments: object) -> object:
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -414,8 +415,12 @@ def _parsed(arguments: Any) -> Any:
         return arguments  # A model may write arguments that are no JSON: they stay a text.
 
 
-def _call_step(call: ToolCall, result: ToolResult | None) -> dict[str, Any]:
-    step: dict[str, Any] = {"kind": "tool_call", "name": call.name, "arguments": to_json(call.arguments)}
+def _call_step(call: ToolCall, result: ToolResult | None) -> dict[str, object]:
+    step: Mapping[str, object] = {
+        "kind": "tool_call",
+        "name": call.name,
+        "arguments": to_json(call.arguments),
+    }
     if result is None:
         return {**step, "unfinished": True}
     return {**step, ("error" if result.failed else "result"): to_json(result.content)}

@@ -21,10 +21,16 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 from ratchet_client.collector import TraceCollector
 from ratchet_client.decisions import complete_json, normalize_messages, validate_agent
-from ratchet_client.errors import RatchetError, RequestRefused, ServerUnavailable
 from ratchet_client.json_values import truncate
 from ratchet_client.processes import renew_after_fork
-from ratchet_client.transport import MAX_IDLE_CONNECTIONS, HttpPool, HttpResponse
+from ratchet_client.transport import (
+    MAX_IDLE_CONNECTIONS,
+    HttpPool,
+    HttpResponse,
+    RatchetError,
+    RequestRefused,
+    ServerUnavailable,
+)
 
 MAX_ANSWER_BYTES = 32_000_000
 """Most bytes read of a response. A decision repeats its prompt, state and candidates: up to 10 MB."""
@@ -42,7 +48,7 @@ class Decision:
     """Id for `rate` and `outcome`."""
     response: str
     """The chosen candidate or the written text."""
-    action: dict[str, Any] | None
+    action: dict[str, object] | None
     """The action that the agent parsed from the response; None if it found none."""
     policy: str
     """Name of the policy that decided."""
@@ -69,7 +75,7 @@ class Receipt:
 
 def _async_twin(
     method: Callable[Concatenate[S, P], R],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+) -> Callable[Concatenate[S, P], Coroutine[object, object, R]]:
     """The method as a coroutine. It runs in one of the client's threads and does not block the event loop."""
 
     @wraps(method)
@@ -126,13 +132,13 @@ class Client:
 
     def decide(
         self,
-        messages: Any = None,
+        messages: object = None,
         *,
-        state: Any = None,
-        candidates: Sequence[Any] | None = None,
+        state: object = None,
+        candidates: Sequence[object] | None = None,
         unit: str = "",
         run_id: str = "",
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
         id: str | uuid.UUID | None = None,
     ) -> Decision:
         """Ask the agent for a decision: the server assigns a policy, answers and records the decision.
@@ -315,12 +321,12 @@ class Client:
         await self.aclose()
 
 
-def _between(value: Any, low: float, high: float) -> bool:
+def _between(value: object, low: float, high: float) -> bool:
     """True for a finite number in [low, high]."""
     return isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
 
 
-def _json_object(text: str) -> dict[str, Any] | None:
+def _json_object(text: str) -> dict[str, object] | None:
     try:
         value = json.loads(text)
     except ValueError:
@@ -328,7 +334,9 @@ def _json_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _error(response: HttpResponse, answer: dict[str, Any] | None, address: str, id: str) -> RatchetError:
+def _error(
+    response: HttpResponse, answer: Mapping[str, object] | None, address: str, id: str
+) -> RatchetError:
     """The error in a response: Ratchet's own JSON, or anything else that another program at the url answers."""
     status = response.status
     error = answer.get("error") if answer is not None else None

@@ -32,15 +32,15 @@ def validate_agent(agent: str) -> str:
 def decision_payload(
     *,
     id: str,
-    messages: Any,
-    response: Any,
+    messages: object,
+    response: object,
     candidates: Any = None,
     propensity: float | None = None,
     latency_ms: float | None = None,
     tokens_in: int | None = None,
     tokens_out: int | None = None,
     tags: Sequence[str] = (),
-    state: Any = None,
+    state: object = None,
     metadata: Mapping[str, Any] | None = None,
     **names: str,
 ) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def decision_payload(
     names: unit, policy, arm and run_id, texts of at most 200 characters. Raises ValueError, with one line per fault,
     for values that the server would refuse. They are never truncated, because they become training examples.
     """
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "id": str(UUID(id)),
         "messages": normalize_messages(messages),
         "response": _response(response),
@@ -74,7 +74,7 @@ def decision_payload(
     return facts
 
 
-def normalize_messages(value: Any) -> list[dict[str, Any]]:
+def normalize_messages(value: object) -> list[dict[str, object]]:
     """Chat messages from one text or from a list of {role, content}, of (role, content) or of objects with both."""
     if isinstance(value, str):
         return [{"role": "user", "content": complete_json(value)}]
@@ -85,7 +85,7 @@ def normalize_messages(value: Any) -> list[dict[str, Any]]:
     return [_message(message) for message in value]
 
 
-def _message(message: Any) -> dict[str, Any]:
+def _message(message: object) -> dict[str, object]:
     if isinstance(message, Mapping):
         fields = dict(message)
     elif isinstance(message, tuple) and len(message) == 2:
@@ -100,11 +100,11 @@ def _message(message: Any) -> dict[str, Any]:
         raise ValueError(f"expected a message with role and content, found {safe_repr(message)[:200]}")
     fields["role"] = _ROLES.get(role, role)
     fields.setdefault("content", None)
-    complete: dict[str, Any] = complete_json(fields)
+    complete: dict[str, object] = complete_json(fields)
     return complete
 
 
-def _candidate(item: Any) -> Any:
+def _candidate(item: object) -> object:
     if isinstance(item, Mapping) and isinstance(item.get("response"), str):
         score = _number("score", item.get("score"), above=-math.ulp(0.0), up_to=1.0)
         return (
@@ -115,7 +115,7 @@ def _candidate(item: Any) -> Any:
     return response_text(item)
 
 
-def _response(value: Any) -> Any:
+def _response(value: object) -> object:
     """A response as it is sent: the assistant's messages (tool calls) as messages, other values as text."""
     if callable(dump := getattr(value, "model_dump", None)) and getattr(value, "role", None) == "assistant":
         value = dump(exclude_none=True)  # the message of an OpenAI client
@@ -126,7 +126,7 @@ def _response(value: Any) -> Any:
     return response_text(value)
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> bool:
     """True for a chat message. Other data with a `role` has neither content nor calls."""
     return (
         isinstance(value, Mapping)
@@ -135,7 +135,7 @@ def _is_message(value: Any) -> bool:
     )
 
 
-def response_text(value: Any) -> str:
+def response_text(value: object) -> str:
     """A response as text; data becomes JSON. Raises ValueError for other objects."""
     if isinstance(value, str):
         return str(complete_json(value))
@@ -147,7 +147,7 @@ def response_text(value: Any) -> str:
     raise ValueError(f"expected a response of text or JSON data, found {safe_repr(value)[:200]}")
 
 
-def complete_json(value: Any) -> Any:
+def complete_json(value: object) -> Any:
     """The value as JSON. Truncates only values so large that the decision is refused for its size."""
     return to_json(value, text=2 * MAX_DECISION, items=MAX_DECISION, depth=40, total=4 * MAX_DECISION)
 
@@ -164,7 +164,7 @@ def _number(name: str, value: Any, *, above: float, up_to: float = 1e12) -> floa
     return number
 
 
-def _count(name: str, value: Any) -> int | None:
+def _count(name: str, value: object) -> int | None:
     number = _number(name, value, above=-math.ulp(0.0), up_to=2**31 - 1)
     if number is not None and number != int(number):
         raise ValueError(f"expected {name} as a whole number, found {value!r}")
@@ -177,7 +177,7 @@ def _tags(tags: Sequence[str]) -> list[str]:
     return [_bounded_text("tag", tag, 100) for tag in tags]
 
 
-def _bounded_text(name: str, value: Any, limit: int) -> str:
+def _bounded_text(name: str, value: object, limit: int) -> str:
     text = to_json("" if value is None else str(value))
     if len(text) > limit:
         raise ValueError(f"expected a {name} of at most {limit} characters, found {len(text):,}")
@@ -187,7 +187,7 @@ def _bounded_text(name: str, value: Any, limit: int) -> str:
 # --- Reading prompt and response from a call ---------------------------------------------------------------
 
 
-def find_prompt(arguments: Mapping[str, Any]) -> Any:
+def find_prompt(arguments: Mapping[str, object]) -> object:
     """The prompt in a run's arguments: the first text, list of messages, or input of a mapping (_PROMPT_KEYS)."""
     for value in arguments.values():
         if isinstance(value, str) and value.strip():
@@ -203,7 +203,7 @@ def find_prompt(arguments: Mapping[str, Any]) -> Any:
     return None
 
 
-def find_response(result: Any) -> str | None:
+def find_response(result: object) -> str | None:
     """The response in a run's result: a text, or a mapping's output (_RESPONSE_KEYS), or the mapping as JSON."""
     if isinstance(result, str):
         return result
@@ -219,7 +219,7 @@ def find_response(result: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _is_messages(value: Any) -> bool:
+def _is_messages(value: object) -> bool:
     if not isinstance(value, list) or not value:
         return False
     try:

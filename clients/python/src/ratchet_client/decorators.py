@@ -27,21 +27,21 @@ class _DecisionRecorder:
     response: Callable[[Any], Any]
     unit: str | Callable[..., str]
     policy: str
-    candidates: Callable[..., Sequence[Any]] | None
-    propensity: Callable[[Any], float] | None
-    completed: Callable[[Any], bool | None] | None
+    candidates: Callable[..., Sequence[object]] | None
+    propensity: Callable[[object], float] | None
+    completed: Callable[[object], bool | None] | None
 
     @property
     def problems(self) -> ProblemLog:
         return self.collector.problems
 
     @log_errors
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallObserver:
+    def begin(self, args: tuple[object, ...], kwargs: dict[str, object]) -> CallObserver:
         # Read before the call, because the call may change its arguments.
         return _DecisionObserver(self, self._request(args, kwargs))
 
     @log_errors
-    def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
         unit = self.unit(*args, **kwargs) if callable(self.unit) else self.unit
         return {
             "messages": self.prompt(*args, **kwargs),
@@ -51,13 +51,13 @@ class _DecisionRecorder:
         }
 
     @log_errors
-    def record(self, trace: Trace, request: dict[str, Any] | None, result: Any) -> None:
+    def record(self, trace: Trace, request: dict[str, Any] | None, result: object) -> None:
         if request is not None:
             propensity = None if self.propensity is None else self.propensity(result)
             trace.decision(response=self.response(result), name=self.name, propensity=propensity, **request)
 
     @log_errors
-    def record_completion(self, trace: Trace, result: Any) -> None:
+    def record_completion(self, trace: Trace, result: object) -> None:
         """Record whether the task is done, if the app says so."""
         done = None if self.completed is None else self.completed(result)
         if done is not None:
@@ -67,7 +67,7 @@ class _DecisionRecorder:
 class _DecisionObserver:
     """Observer of one call, in the current trace or in a new one."""
 
-    def __init__(self, recorder: _DecisionRecorder, request: dict[str, Any] | None) -> None:
+    def __init__(self, recorder: _DecisionRecorder, request: dict[str, object] | None) -> None:
         current = trace_current(recorder.collector)
         self._own = current is None
         self._trace = recorder.collector.trace() if current is None else current
@@ -76,7 +76,7 @@ class _DecisionObserver:
     def context(self) -> AbstractContextManager[None]:
         return self._trace.inside()
 
-    def on_result(self, result: Any) -> None:
+    def on_result(self, result: object) -> None:
         self._recorder.record(self._trace, self._request, result)
         self._recorder.record_completion(self._trace, result)
         if self._own:
@@ -91,13 +91,13 @@ class _DecisionObserver:
 def records_decision(
     collector: Recorder,
     *,
-    prompt: Callable[..., Any],
-    response: Callable[[Any], Any] = response_text,
+    prompt: Callable[..., object],
+    response: Callable[[object], object] = response_text,
     unit: str | Callable[..., str] = "",
     policy: str = "",
-    candidates: Callable[..., Sequence[Any]] | None = None,
-    propensity: Callable[[Any], float] | None = None,
-    completed: Callable[[Any], bool | None] | None = None,
+    candidates: Callable[..., Sequence[object]] | None = None,
+    propensity: Callable[[object], float] | None = None,
+    completed: Callable[[object], bool | None] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function, sync or async, that decides: each call that returns records a decision.
 
@@ -138,7 +138,7 @@ class _ToolRecorder:
         self._name, self._arguments = name, arguments
 
     @log_errors
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallObserver:
+    def begin(self, args: tuple[object, ...], kwargs: dict[str, object]) -> CallObserver:
         trace: Trace | None = trace_current(self.collector)
         own = trace is None
         return ToolObserver(

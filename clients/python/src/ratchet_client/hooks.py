@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Self
@@ -33,14 +33,14 @@ TOOL_DISPATCHERS = ("call_tool", "use_tool", "run_tool", "execute_tool", "invoke
 class ToolObserver:
     """Observer of a tool call, which becomes a step of a trace. own: the trace ends with the call."""
 
-    def __init__(self, trace: Trace, name: str, arguments: Any, *, own: bool) -> None:
+    def __init__(self, trace: Trace, name: str, arguments: object, *, own: bool) -> None:
         self._trace, self._own = trace, own
         self._span: Span = trace.tool_call(name, arguments)
 
     def context(self) -> AbstractContextManager[None]:
         return self._span.inside()
 
-    def on_result(self, result: Any) -> None:
+    def on_result(self, result: object) -> None:
         self._span.result(result)
         if self._own:
             self._trace.finish()
@@ -54,7 +54,9 @@ class ToolObserver:
 class RunObserver:
     """Observer of a run: a trace with a task. A run inside a run is a step of its trace."""
 
-    def __init__(self, hook: Hook, trace: Trace, name: str, arguments: dict[str, Any], *, own: bool) -> None:
+    def __init__(
+        self, hook: Hook, trace: Trace, name: str, arguments: dict[str, object], *, own: bool
+    ) -> None:
         self._hook, self._trace, self._own = hook, trace, own
         self._arguments = arguments
         self._prompt = hook.prompt_of(arguments) if own else None
@@ -64,7 +66,7 @@ class RunObserver:
     def context(self) -> AbstractContextManager[None]:
         return self._span.inside()
 
-    def on_result(self, result: Any) -> None:
+    def on_result(self, result: object) -> None:
         self._span.note(**({"status": self._hook.status_of(result)} if self._own else {}), result=result)
         self._span.finish()
         if self._own:
@@ -86,15 +88,15 @@ class Hook:
 
     def __init__(
         self,
-        agent: Any,
+        agent: object,
         collector: Recorder,
         *,
-        prompt: Callable[..., Any] | None,
-        response: Callable[[Any], Any] | None,
+        prompt: Callable[..., object] | None,
+        response: Callable[[object], object] | None,
         unit: str | Callable[..., str],
         policy: str,
         decisions: bool,
-        completed: Callable[[Any], bool | None] | None,
+        completed: Callable[[object], bool | None] | None,
     ) -> None:
         self.agent, self.collector, self.problems = agent, collector, collector.problems
         self._prompt, self._response, self._unit = prompt, response, unit
@@ -108,24 +110,24 @@ class Hook:
 
     # --- Calls --------------------------------------------------------------------------------------------
 
-    def run_observer(self, name: str, function: Callable[..., Any], takes_self: bool) -> ObserverFactory:
+    def run_observer(self, name: str, function: Callable[..., object], takes_self: bool) -> ObserverFactory:
         binder = ArgumentBinder(function, takes_self)
 
-        def observer_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallObserver | None:
+        def observer_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> CallObserver | None:
             return self._begin_run(name, binder.bind(args, kwargs))
 
         return observer_of
 
-    def tool_observer(self, name: str, function: Callable[..., Any], takes_self: bool) -> ObserverFactory:
+    def tool_observer(self, name: str, function: Callable[..., object], takes_self: bool) -> ObserverFactory:
         binder = ArgumentBinder(function, takes_self)
 
-        def observer_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallObserver | None:
+        def observer_of(args: tuple[object, ...], kwargs: Mapping[str, object]) -> CallObserver | None:
             return self._begin_tool(name, binder.bind(args, kwargs))
 
         return observer_of
 
     @log_errors
-    def _begin_run(self, name: str, arguments: dict[str, Any]) -> CallObserver:
+    def _begin_run(self, name: str, arguments: dict[str, object]) -> CallObserver:
         current = trace_current(self.collector)
         if current is not None:
             return RunObserver(self, current, name, arguments, own=False)
@@ -136,12 +138,12 @@ class Hook:
         return RunObserver(self, trace, name, arguments, own=True)
 
     @log_errors
-    def _unit_of(self, arguments: dict[str, Any]) -> str:
+    def _unit_of(self, arguments: Mapping[str, object]) -> str:
         assert callable(self._unit)
         return str(self._unit(**arguments))
 
     @log_errors
-    def _begin_tool(self, name: str, arguments: dict[str, Any]) -> CallObserver:
+    def _begin_tool(self, name: str, arguments: Mapping[str, object]) -> CallObserver:
         first = next(iter(arguments.values()), None)
         if name in TOOL_DISPATCHERS and isinstance(first, str):
             name = first
@@ -155,14 +157,14 @@ class Hook:
         return ToolObserver(self.collector.trace(policy=self._policy), name, arguments, own=True)
 
     @log_errors
-    def prompt_of(self, arguments: dict[str, Any]) -> Any:
+    def prompt_of(self, arguments: dict[str, object]) -> object:
         """The prompt of a run. It is read before the run, which may change its arguments."""
         if not self._decisions:
             return None
         return find_prompt(arguments) if self._prompt is None else self._prompt(**arguments)
 
     @log_errors
-    def record_decision(self, trace: Trace, prompt: Any, result: Any) -> None:
+    def record_decision(self, trace: Trace, prompt: object, result: object) -> None:
         """Record the run as a decision if it has a prompt and a response and recorded no decision itself."""
         if prompt is None or trace.has_decision:
             return
@@ -170,13 +172,13 @@ class Hook:
         if response is not None:
             trace.decision(prompt, response)
 
-    def status_of(self, result: Any) -> str:
+    def status_of(self, result: object) -> str:
         """Record the task as completed or failed if the app says so, otherwise as returned."""
         done = None if self._completed is None else self._completion_of(result)
         return "returned" if done is None else "completed" if done else "failed"
 
     @log_errors
-    def _completion_of(self, result: Any) -> bool | None:
+    def _completion_of(self, result: object) -> bool | None:
         assert self._completed is not None
         done = self._completed(result)
         return None if done is None else bool(done)
@@ -213,7 +215,7 @@ class Hook:
 class ArgumentBinder:
     """Binds a call's arguments to the function's parameter names, without self."""
 
-    def __init__(self, function: Callable[..., Any], takes_self: bool) -> None:
+    def __init__(self, function: Callable[..., object], takes_self: bool) -> None:
         self._signature: inspect.Signature | None
         try:
             self._signature = inspect.signature(function)
@@ -221,14 +223,14 @@ class ArgumentBinder:
             self._signature = None  # Some built-in callables have no signature.
         self._first = 1 if takes_self else 0
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, object]:
         if self._signature is not None:
             try:
                 bound = self._signature.bind(*args, **kwargs)
             except TypeError:
                 pass  # The call will fail with this error too. The trace shows its arguments.
             else:
-                arguments: dict[str, Any] = {}
+                arguments: dict[str, object] = {}
                 for name, value in list(bound.arguments.items())[self._first :]:
                     kind = self._signature.parameters[name].kind
                     arguments |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
@@ -237,17 +239,17 @@ class ArgumentBinder:
 
 
 def hook_into_agent(
-    agent: Any,
+    agent: object,
     collector: Recorder,
     run_methods: Sequence[str] | None = None,
     tool_methods: Sequence[str] | None = None,
     *,
-    prompt: Callable[..., Any] | None = None,
-    response: Callable[[Any], Any] | None = None,
+    prompt: Callable[..., object] | None = None,
+    response: Callable[[object], object] | None = None,
     unit: str | Callable[..., str] = "",
     policy: str = "",
     decisions: bool = True,
-    completed: Callable[[Any], bool | None] | None = None,
+    completed: Callable[[object], bool | None] | None = None,
 ) -> Hook:
     """Record every run of this object, and its tool calls, until `unhook()`.
 
@@ -291,18 +293,18 @@ def hook_into_agent(
     return hook
 
 
-def _public_methods(agent: Any) -> list[str]:
+def _public_methods(agent: object) -> list[str]:
     return [name for name in dir(type(agent)) if not name.startswith("_") and _callable(agent, name)]
 
 
-def _callable(agent: Any, name: str) -> bool:
+def _callable(agent: object, name: str) -> bool:
     # getattr_static: a property is not run, and the metaclass's __call__ is not taken for the object's.
     places = (getattr(agent, "__dict__", {}), *(vars(base) for base in type(agent).__mro__))
     raw = next((place[name] for place in places if name in place), None)
     return callable(raw) or isinstance(raw, (staticmethod, classmethod))
 
 
-def _existing_methods(agent: Any, names: Iterable[str]) -> list[str]:
+def _existing_methods(agent: object, names: Iterable[str]) -> list[str]:
     methods = list(names)
     if missing := [name for name in methods if not callable(getattr(agent, name, None))]:
         raise ValueError(
@@ -312,12 +314,12 @@ def _existing_methods(agent: Any, names: Iterable[str]) -> list[str]:
     return methods
 
 
-def _run_methods(agent: Any) -> list[str]:
+def _run_methods(agent: object) -> list[str]:
     methods = [name for name in RUN_METHODS[:-1] if _callable(agent, name)]
     return methods or ([RUN_METHODS[-1]] if _callable(agent, RUN_METHODS[-1]) else [])
 
 
-def _tool_methods(agent: Any, runs: Sequence[str]) -> list[str]:
+def _tool_methods(agent: object, runs: Sequence[str]) -> list[str]:
     names = {*dir(type(agent)), *getattr(agent, "__dict__", {})}
     return sorted(
         name
@@ -329,14 +331,14 @@ def _tool_methods(agent: Any, runs: Sequence[str]) -> list[str]:
     )
 
 
-MethodObserverFactory = Callable[[str, Callable[..., Any], bool], ObserverFactory]
+MethodObserverFactory = Callable[[str, Callable[..., object], bool], ObserverFactory]
 """(method's name, its function, whether the function takes self) -> factory of the observers of its calls."""
 
 MARK = "__ratchet_watched__"
 """Attribute that marks instrumented classes and functions."""
 
 
-def is_instrumented(agent: Any) -> bool:
+def is_instrumented(agent: object) -> bool:
     """True if `instrument` replaced methods of this object."""
     own = getattr(agent, "__dict__", {}).values()
     return MARK in vars(type(agent)) or any(
@@ -344,7 +346,7 @@ def is_instrumented(agent: Any) -> bool:
     )
 
 
-def instrument(agent: Any, observers: dict[str, MethodObserverFactory]) -> Iterator[Callable[[], bool]]:
+def instrument(agent: object, observers: dict[str, MethodObserverFactory]) -> Iterator[Callable[[], bool]]:
     """Replace these methods by observed ones. Yields a function after each change, which undoes the change.
 
     That function returns False, and does nothing, if other code has changed the same method since. Raises TypeError or
@@ -366,7 +368,7 @@ def _instrument_class(agent: Any, observers: dict[str, MethodObserverFactory]) -
     it does not record into this hook.
     """
     original: Any = type(agent)
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "__slots__": (),
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -415,18 +417,18 @@ class _NoSubclassHook:
 
     __slots__ = ()
 
-    def __init_subclass__(cls, **_: Any) -> None:
+    def __init_subclass__(cls, **_: object) -> None:
         pass
 
 
-def _hidden_subclass(original: Any, body: dict[str, Any]) -> Any:
+def _hidden_subclass(original: Any, body: dict[str, object]) -> object:
     """A subclass made without the metaclass's __new__ and without __init_subclass__.
 
     Many frameworks register subclasses there by name, and would take this one for the agent's class. The memory layout
     is the original's, as a change of an instance's class requires.
     """
 
-    def mro(cls: Any) -> list[Any]:
+    def mro(cls: object) -> list[object]:
         return [cls, _NoSubclassHook, *original.__mro__]
 
     metaclass: Any = type.__new__(type, type(original).__name__, (type(original),), {"mro": mro})
@@ -441,17 +443,17 @@ class _InstrumentedAttribute:
     def __init__(self, original: type, name: str, factory: MethodObserverFactory) -> None:
         self._original, self._name, self._factory = original, name, factory
 
-    def __get__(self, instance: Any, owner: Any) -> Any:
+    def __get__(self, instance: object, owner: object) -> object:
         raw = inspect.getattr_static(self._original, self._name)
         bind = getattr(type(raw), "__get__", None)
         bound = raw if bind is None else bind(raw, instance, self._original)
         return bound if instance is None else wrap_calls(bound, self._factory(self._name, bound, False))
 
 
-def _reduce_as(instrumented: type, original: Any) -> Callable[..., Any]:
+def _reduce_as(instrumented: type, original: Any) -> Callable[..., object]:
     """A __reduce_ex__ with which copy and pickle make an instance of the original class."""
 
-    def reduce_ex(self: Any, protocol: Any) -> Any:
+    def reduce_ex(self: object, protocol: object) -> object:
         reduced = original.__reduce_ex__(self, protocol)
         if not isinstance(reduced, tuple):
             return reduced

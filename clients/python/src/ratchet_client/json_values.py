@@ -27,7 +27,7 @@ _LISTS = (list, tuple, set, frozenset, deque)
 
 
 def to_json(
-    value: Any,
+    value: object,
     *,
     text: int = MAX_TEXT,
     items: int = MAX_ITEMS,
@@ -58,7 +58,7 @@ class _Converter:
             # Code of the app (a property, an iterator) raised: the value shows its error.
             return f"<{type(value).__name__} that raised {type(error).__name__} when read>"
 
-    def _of(self, value: Any, depth: int) -> Any:
+    def _of(self, value: object, depth: int) -> object:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, enum.Enum):
@@ -81,8 +81,8 @@ class _Converter:
             return self._text(error_text(value))
         return self._contained(value, depth)
 
-    def _contained(self, value: Any, depth: int) -> Any:
-        pairs: Collection[tuple[Any, Any]]
+    def _contained(self, value: object, depth: int) -> object:
+        pairs: Collection[tuple[object, object]]
         if isinstance(value, Mapping):
             pairs = value.items()
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -98,7 +98,7 @@ class _Converter:
             return self._text(safe_repr(value))
         if depth <= 0:
             return f"<{type(value).__name__} of {len(pairs)}>"
-        mapping: dict[str, Any] = {}
+        mapping: dict[str, object] = {}
         for (name, item), _ in zip(pairs, range(self.items), strict=False):
             mapping[self._text(name if isinstance(name, str) else safe_repr(name))] = self.of(item, depth - 1)
         if len(pairs) > self.items:
@@ -126,7 +126,7 @@ def truncate(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… [{len(text) - limit:,} more characters]"
 
 
-def safe_repr(value: Any) -> str:
+def safe_repr(value: object) -> str:
     """The repr of a value. If that raises, the names of its type and of the error."""
     try:
         return repr(value)
@@ -145,14 +145,14 @@ def error_text(error: BaseException | str) -> str:
     return truncate(sanitize(f"{type(error).__name__}: {text}" if text else type(error).__name__), 2_000)
 
 
-def redact_keys(*names: str, mask: str = "[redacted]") -> Callable[[Any], Any]:
+def redact_keys(*names: str, mask: str = "[redacted]") -> Callable[[object], object]:
     """A `redact` hook that masks the values of these keys at any depth of a record. Case does not matter.
 
     Texts are not searched: secrets inside a text need a hook of your own.
     """
     wanted = {name.casefold() for name in names}
 
-    def hidden(value: Any) -> Any:
+    def hidden(value: object) -> object:
         if isinstance(value, dict):
             return {
                 name: mask if isinstance(name, str) and name.casefold() in wanted else hidden(item)

@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -48,6 +48,9 @@ class Record(NamedTuple):
 
     number: int
     body: dict[str, Any]
+    tries: int
+    put_at: float
+    """Unix time."""
 
 
 class Outbox:
@@ -81,7 +84,7 @@ class Outbox:
 
     # --- Writing ------------------------------------------------------------------------------------------
 
-    def put(self, record: dict[str, Any], *, key: str = "", hold: bool = True) -> bool:
+    def put(self, record: Mapping[str, object], *, key: str = "", hold: bool = True) -> bool:
         """Append a record. False if the disk cannot be written: the record then waits in memory. Never raises.
 
         key: by which `contains` and `remove` find it. hold=False: it does not wait, so False means that it is nowhere.
@@ -130,7 +133,7 @@ class Outbox:
         with self._guard:
             return [json.loads(body) for _, body, _ in list(self._waiting)[:limit]]
 
-    def take_back(self, record: dict[str, Any]) -> bool:
+    def take_back(self, record: Mapping[str, object]) -> bool:
         """Remove a record that waits in memory. False if none is equal to it."""
         body = json.dumps(record, allow_nan=False)
         row = next((row for row in list(self._waiting) if row[1] == body), None)
@@ -161,7 +164,14 @@ class Outbox:
         """Keep a record that its receiver will never take, apart from the others."""
         self._change("UPDATE record SET refused = ? WHERE number = ?", [(reason, number)])
 
-    def erase(self, owns: Callable[[Any], bool], *, dry_run: bool = False) -> int:
+    def retry_refused(self) -> int:
+        """Let refused records wait again, as if they were new; returns how many."""
+        count = self._number("SELECT count(*) FROM record WHERE refused IS NOT NULL")
+        statement = "UPDATE record SET refused = NULL, tries = 0, put_at = ? WHERE refused IS NOT NULL"
+        self._change(statement, [(time.time(),)])
+        return count
+
+    def erase(self, owns: Callable[[object], bool], *, dry_run: bool = False) -> int:
         """Overwrite the records, refused ones too, that `owns` says are to be erased; returns how many."""
         rows = self._rows("SELECT number, body FROM record")
         numbers = [(number,) for number, body in rows if owns(json.loads(body))]
@@ -191,11 +201,11 @@ class Outbox:
         """Records that are neither settled nor refused: the least tried first, then the oldest."""
         # A clock that was set back must not make a record young for ever.
         query = (
-            "SELECT number, body FROM record WHERE refused IS NULL AND abs(? - put_at) >= ? "
+            "SELECT number, body, tries, put_at FROM record WHERE refused IS NULL AND abs(? - put_at) >= ? "
             "ORDER BY tries, number LIMIT ?"
         )
         rows = self._rows(query, time.time(), older_than_s, limit)
-        return [Record(number, json.loads(body)) for number, body in rows]
+        return [Record(number, json.loads(body), tries, put_at) for number, body, tries, put_at in rows]
 
     def pending_count(self, *, up_to: int | None = None) -> int:
         """Number of such records; up_to: among those up to this number."""
@@ -212,7 +222,11 @@ class Outbox:
         return self._number("SELECT coalesce(max(number), 0) FROM record")
 
     def contains(self, key: str) -> bool:
-        return bool(self._rows("SELECT 1 FROM record WHERE key = ? LIMIT 1", key))
+        """True if a record with this key waits; a refused one does not."""
+        with self._guard:
+            if any(row[0] == key for row in self._waiting):
+                return True
+        return bool(self._rows("SELECT 1 FROM record WHERE key = ? AND refused IS NULL LIMIT 1", key))
 
     def holds_kind(self, kind: str) -> bool:
         """True if a pending record is of this kind."""
@@ -225,26 +239,26 @@ class Outbox:
             )
         )
 
-    def refused(self) -> list[dict[str, Any]]:
+    def refused(self) -> list[dict[str, object]]:
         """Refused records, oldest first: {reason, record}."""
         rows = self._rows("SELECT refused, body FROM record WHERE refused IS NOT NULL ORDER BY number")
         return [{"reason": reason, "record": json.loads(body)} for reason, body in rows]
 
     # --- The file -----------------------------------------------------------------------------------------
 
-    def _change(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _change(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         # Not forced to the disk: what a power cut takes back is sent twice, and has its id.
         if rows and self.path.exists():
             with self._database:
                 self._run(lambda database: database.executemany(statement, rows))
 
-    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         if not self.path.exists():
             return []
         with self._database:
             return self._run(lambda database: database.execute(query, values).fetchall())
 
-    def _number(self, query: str, *values: Any) -> int:
+    def _number(self, query: str, *values: object) -> int:
         return next((int(row[0]) for row in self._rows(query, *values)), 0)
 
     def _run(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = False) -> T:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 RETRY_S = 0.2
 """Seconds that one attempt to get a lock waits. Ctrl-C is heard between two attempts."""
@@ -20,7 +20,7 @@ class ForkAware(Protocol):
     def after_fork(self) -> None: ...
 
 
-_fork_aware: weakref.WeakSet[Any] = weakref.WeakSet()
+_fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 
 
 def renew_after_fork(thing: ForkAware) -> None:

@@ -32,7 +32,7 @@ class Recorder(Protocol):
     agent: str
     problems: ProblemLog
 
-    def add(self, trace: dict[str, Any]) -> bool: ...
+    def add(self, trace: dict[str, object]) -> bool: ...
 
     def trace(self, run_id: str = "", *, unit: str = "", policy: str = "") -> Trace: ...
 
@@ -97,7 +97,7 @@ class Span:
     A tool call is open until its result, its error or `finish`. Any other step is done at once, unless it is entered.
     """
 
-    def __init__(self, trace: Trace, kind: str, name: str, details: Mapping[str, Any]) -> None:
+    def __init__(self, trace: Trace, kind: str, name: str, details: Mapping[str, object]) -> None:
         self.trace = trace
         self.problems = trace.problems
         self.record: dict[str, Any] = {}
@@ -133,7 +133,7 @@ class Span:
             self.finish()
 
     @log_errors
-    def note(self, **details: Any) -> None:
+    def note(self, **details: object) -> None:
         """Add facts that the timeline shows."""
         self.record |= {key: to_json(value) for key, value in details.items()}
 
@@ -182,7 +182,7 @@ class Trace:
         run_id: str = "",
         unit: str = "",
         policy: str = "",
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
     ) -> None:
         self.recorder = recorder
         self.problems = recorder.problems
@@ -190,9 +190,9 @@ class Trace:
         self.run_id = truncate(str(run_id), MAX_NAME) if run_id else self.id
         self.unit, self.policy = unit, policy
         self.finished = False
-        self._metadata: dict[str, Any] = {}
+        self._metadata: dict[str, object] = {}
         self._started_at = utc_now()
-        self._steps: list[dict[str, Any]] = []
+        self._steps: list[dict[str, object]] = []
         self._open: set[int] = set()  # numbers of the open steps
         self._size = self._parts = 0
         self._numbers = itertools.count()
@@ -203,19 +203,19 @@ class Trace:
 
     # --- Recording ----------------------------------------------------------------------------------------
 
-    def step(self, name: str, **details: Any) -> Span:
+    def step(self, name: str, **details: object) -> Span:
         """Record a step of the agent. `with trace.step("plan"):` also records its duration and the steps inside it."""
         return Span(self, "step", name, details)
 
-    def reasoning(self, text: str, **details: Any) -> Span:
+    def reasoning(self, text: str, **details: object) -> Span:
         """Record a thought of the agent."""
         return Span(self, "reasoning", "", {"text": text, **details})
 
-    def tool_call(self, name: str, arguments: Any = None) -> Span:
+    def tool_call(self, name: str, arguments: object = None) -> Span:
         """Record a tool call: `with trace.tool_call("search", {"q": 1}) as call: call.result(search(1))`."""
         return Span(self, "tool_call", name, {"arguments": arguments})
 
-    def task_completed(self, name: str, result: Any = None) -> None:
+    def task_completed(self, name: str, result: object = None) -> None:
         """Record that a task of the agent is done."""
         Span(self, "task", name, {"status": "completed", "result": result})
 
@@ -226,22 +226,22 @@ class Trace:
 
     def decision(
         self,
-        messages: Any,
-        response: Any,
+        messages: object,
+        response: object,
         *,
         id: str | uuid.UUID | None = None,
         name: str = "",
-        candidates: Sequence[Any] | None = None,
+        candidates: Sequence[object] | None = None,
         propensity: float | None = None,
         unit: str | None = None,
         policy: str | None = None,
         arm: str = "",
-        state: Any = None,
+        state: object = None,
         latency_ms: float | None = None,
         tokens_in: int | None = None,
         tokens_out: int | None = None,
         tags: Sequence[str] = (),
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
     ) -> str:
         """Record a prompt and its response. Returns the decision's id, for `rate`.
 
@@ -287,7 +287,7 @@ class Trace:
         last_decision.set(payload["id"])
 
     @log_errors
-    def note(self, **metadata: Any) -> None:
+    def note(self, **metadata: object) -> None:
         """Add facts about the whole run."""
         self._metadata |= {key: to_json(value) for key, value in metadata.items()}
 
@@ -311,7 +311,7 @@ class Trace:
             if any(known is step for known in reversed(self._steps)):
                 self._open.add(step["n"])
 
-    def step_done(self, step: dict[str, Any], duration_ms: float | None) -> None:
+    def step_done(self, step: dict[str, object], duration_ms: float | None) -> None:
         """Mark a step as done."""
         with self._lock:
             if step.get("n") not in self._open:
@@ -334,7 +334,9 @@ class Trace:
         part = uuid.uuid5(uuid.UUID(self.id), f"part {self._parts}")
         self.recorder.add(self._payload(str(part), done, {"trace": self.id, "part": self._parts}))
 
-    def _payload(self, id: str, steps: list[dict[str, Any]], metadata: dict[str, Any]) -> dict[str, Any]:
+    def _payload(
+        self, id: str, steps: list[dict[str, object]], metadata: Mapping[str, object]
+    ) -> dict[str, object]:
         return {
             "id": id,
             "agent": self.recorder.agent,

@@ -1,1 +1,0 @@
-"""Agents by their rows: renamed or deleted in every table."""

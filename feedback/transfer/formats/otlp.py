@@ -1,0 +1,454 @@
+"""OpenTelemetry's traces and logs (OTLP) as decisions and ratings, in files and at the endpoints `/v1/traces` and
+`/v1/logs`.
+
+A span or a log event of a model call that holds its messages is a decision, in any of these conventions: GenAI
+(attributes, span events, log events), OpenInference, Traceloop. Content is off by default in most instrumentations: a
+span without it is left out. Spans of agents and tools, with the model calls among them, are the steps of a trace.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from backend import limits
+from feedback.messages import Message
+from feedback.storage.responses import value_excerpt
+from feedback.transfer.formats.base import Format, attempt, decisions_first
+from feedback.transfer.formats.calls import json_value, text_or_empty
+from feedback.transfer.formats.cells import JsonObject
+from feedback.transfer.formats.declared import Call, Scores, at, slug
+from feedback.transfer.formats.records import (
+    ImportedDecision,
+    ImportedTrace,
+    Record,
+    RowError,
+    RowLeftOut,
+    list_of,
+    mapping_of,
+    messages_of,
+    text_of,
+    with_system,
+)
+from feedback.transfer.formats.spans import indexed, openinference_call
+
+EVALUATION = "gen_ai.evaluation.result"
+"""Name of a log record or a span event that rates its span. The conventions do not say who evaluated: such a rating
+counts as simulated."""
+OPERATION_DETAILS = "gen_ai.client.inference.operation.details"
+"""Name of a log record that holds the content of its span."""
+CHOICE = "gen_ai.choice"
+
+NAMESPACE = uuid.UUID("6d9c2f6e-1d0b-4a0f-9a63-5b1f3a3c9b10")
+"""The id of a span's decision is a UUIDv5 of its trace and span in this namespace: sent again it is the same one."""
+
+PROMPTLESS_OPERATIONS = ("execute_tool", "embeddings", "invoke_agent", "create_agent")
+"""Operations that answer no prompt of their own: an agent's answers are the spans of the model calls inside."""
+
+TOOL, AGENT, PART = "tool", "agent", "part"
+ROLES = {
+    **{
+        f"gen_ai.operation.name={name}": AGENT for name in ("invoke_agent", "invoke_workflow", "create_agent")
+    },
+    "gen_ai.operation.name=execute_tool": TOOL,
+    **{f"openinference.span.kind={name}": AGENT for name in ("AGENT", "CHAIN")},
+    **{f"openinference.span.kind={name}": PART for name in ("RETRIEVER", "RERANKER", "GUARDRAIL")},
+    "openinference.span.kind=TOOL": TOOL,
+    **{f"traceloop.span.kind={name}": AGENT for name in ("workflow", "agent", "task")},
+    "traceloop.span.kind=tool": TOOL,
+}
+"""attribute=value -> what a span is in the trace of an agent's run."""
+
+_otlp_call = Call(
+    own="span_id",
+    own_required=False,
+    fields={
+        "policy": '"gen_ai.response.model" || "gen_ai.request.model" || "llm.model_name"',
+        "tokens_in": '"gen_ai.usage.input_tokens" || "gen_ai.usage.prompt_tokens" || "llm.token_count.prompt"',
+        "tokens_out": '"gen_ai.usage.output_tokens" || "gen_ai.usage.completion_tokens" '
+        '|| "llm.token_count.completion"',
+        "unit": '"gen_ai.conversation.id" || "session.id" || "user.id"',
+        "created_at": "started",
+    },
+    metadata={
+        "trace_id": "trace_id",
+        "span_id": "span_id",
+        "response_id": '"gen_ai.response.id"',
+        "conversation_id": '"gen_ai.conversation.id"',
+    },
+)
+_evaluation = Scores(
+    name='"gen_ai.evaluation.name"',
+    value='"gen_ai.evaluation.score.value"',
+    label='"gen_ai.evaluation.score.label"',
+    notes='"gen_ai.evaluation.explanation"',
+    scored_at="at",
+    simulated="`true`",
+)
+
+
+def _read_otlp(path: Path, ratings_path: Path | None) -> Iterator[Record]:
+    return decisions_first(path, ratings_path, otlp_records, verdicts=())
+
+
+def otlp_records(row: JsonObject, line: int) -> Iterator[Record]:
+    """The records of one export request: a row of a file, or a body sent to an endpoint."""
+    spans = list(_items(row, "resourceSpans", "scopeSpans", "spans"))
+    of_spans: list[Record] = []
+    for agent, span in spans:
+        of_spans += attempt(line, _key(span), partial(_span, span, line, agent))
+    decisions = {record.id for record in of_spans if isinstance(record, ImportedDecision)}
+    traces = list(_traces(spans, decisions, line))
+    yield from traces
+    own = {(one.agent, one.run_id): one.id for one in traces if isinstance(one, ImportedTrace)}
+    for record in of_spans:
+        if isinstance(record, ImportedDecision):
+            record = replace(record, trace=own.get((record.agent, record.run_id)))
+        yield record
+    turns: dict[tuple[str, str, str], list[JsonObject]] = {}
+    for agent, event in _items(row, "resourceLogs", "scopeLogs", "logRecords"):
+        name = _event_name(event)
+        if name == CHOICE or _is_message(name):
+            turns.setdefault((agent, *_ids(event)), []).append(event)
+        else:
+            yield from attempt(line, _key(event), partial(_log, event, line, agent))
+    for (agent, _, span_id), records in turns.items():
+        yield from attempt(line, span_id, partial(_turns, records, line, agent))
+
+
+def _items(row: JsonObject, outer: str, scoped: str, inner: str) -> Iterator[tuple[str, JsonObject]]:
+    """(agent, span or log record) of every resource and scope."""
+    for resource in _objects(row.get(outer), outer):
+        agent = text_or_empty(_attributes(at(resource, "resource.attributes")).get("service.name"))
+        for scope in _objects(resource.get(scoped), scoped):
+            yield from ((agent, item) for item in _objects(scope.get(inner), inner))
+
+
+def _objects(value: object, what: str) -> Iterator[JsonObject]:
+    for index, item in enumerate(list_of(value if value is not None else [], what)):
+        yield mapping_of(item, f"{what}[{index}]")
+
+
+def _key(item: JsonObject) -> str:
+    return str(item.get("spanId") or "").lower()[:200]
+
+
+def _ids(item: JsonObject) -> tuple[str, str]:
+    """(id of the trace, id of the span)."""
+    trace, span_id = (text_of(item.get(name) or "", name).lower() for name in ("traceId", "spanId"))
+    return trace, span_id
+
+
+def _event_name(record: JsonObject) -> str:
+    return text_or_empty(record.get("eventName") or _attributes(record.get("attributes")).get("event.name"))
+
+
+def _is_message(name: str) -> bool:
+    """True of gen_ai.user.message and its like."""
+    return name.startswith("gen_ai.") and name.endswith(".message")
+
+
+def _attributes(value: object) -> dict[str, object]:
+    """Attributes as a plain object; the endpoint has read those of a protobuf body already."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {str(item.get("key")): _value(item.get("value")) for item in _objects(value, "attributes")}
+
+
+def _value(value: object, depth: int = 0) -> object:
+    """An AnyValue as plain JSON; 64-bit numbers are texts there."""
+    if not isinstance(value, Mapping) or depth > 60:
+        return None
+    for kind, content in value.items():
+        items = at(content, "values")
+        items = items if isinstance(items, list) else []
+        if kind == "arrayValue":
+            return [_value(item, depth + 1) for item in items]
+        if kind == "kvlistValue":
+            objects = [item for item in items if isinstance(item, Mapping)]
+            return {str(item.get("key")): _value(item.get("value"), depth + 1) for item in objects}
+        if kind == "intValue":
+            return int(content) if isinstance(content, str) and content.lstrip("-").isdigit() else content
+        if kind in ("stringValue", "doubleValue", "boolValue", "bytesValue"):
+            return content
+    return None
+
+
+def _seconds(value: object, what: str) -> float | None:
+    """Seconds since 1970 of a time in nanoseconds, which is a text or a number."""
+    if value in (None, "", 0, "0"):
+        return None
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (whole or (isinstance(value, str) and value.isdigit())) or len(str(value)) > 20:
+        raise RowError(f"{what}: expected nanoseconds since 1970 in 64 bits, found {value_excerpt(value)}")
+    return int(str(value)) / 1e9
+
+
+# --- Spans ------------------------------------------------------------------------------------------------------
+
+
+def _span(span: JsonObject, line: int, agent: str) -> Iterator[Record]:
+    attributes, (trace, span_id) = _attributes(span.get("attributes")), _ids(span)
+    yield from attempt(line, span_id, lambda: _span_decision(span, line, attributes, agent))
+    for event in _objects(span.get("events"), "events"):
+        if event.get("name") == EVALUATION:
+            record = {"traceId": trace, "spanId": span_id, **event, "eventName": EVALUATION}
+            yield from attempt(line, span_id, partial(_log, record, line, agent))
+
+
+def _span_decision(
+    span: JsonObject, line: int, attributes: Mapping[str, object], agent: str
+) -> Iterator[Record]:
+    started, latency_ms = _times(span)
+    prompt, answers = (json_value(attributes.get(f"gen_ai.{name}.messages")) for name in ("input", "output"))
+    if prompt is None and answers is None:
+        prompt, answers = _older(attributes, span)
+    seen = {**attributes, "started": started}
+    if prompt is None and answers is None and "openinference.span.kind" in attributes:
+        kind = attributes["openinference.span.kind"]
+        if kind != "LLM":
+            raise RowLeftOut(f"a span of kind {value_excerpt(kind)}, not of a model call")
+        request, answer = openinference_call(attributes)
+        yield _decision(span, line, agent, seen, request, answer, latency_ms=latency_ms)
+        return
+    operation = attributes.get("gen_ai.operation.name")
+    if not operation and prompt is None and answers is None:
+        raise RowLeftOut("a span of no model call")
+    if operation in PROMPTLESS_OPERATIONS:
+        raise RowLeftOut(f"a span of {operation}, not of a model call")
+    request, answer = _content(attributes, prompt, answers)
+    yield _decision(span, line, agent, seen, request, answer, latency_ms=latency_ms)
+
+
+def _times(span: JsonObject) -> tuple[float | None, float | None]:
+    """(start in seconds since 1970, duration in milliseconds)."""
+    started, ended = (_seconds(span.get(name), name) for name in ("startTimeUnixNano", "endTimeUnixNano"))
+    if started is None or ended is None:
+        return started, None
+    return started, max(round((ended - started) * 1000, 3), 0.0)
+
+
+def _content(attributes: Mapping[str, object], prompt: object, answers: object) -> tuple[object, object]:
+    """(request, answer) of a model call with the GenAI conventions. Raises RowError, RowLeftOut."""
+    if not isinstance(answers, list) or not isinstance(prompt, list) or not answers:
+        raise RowLeftOut("its content was not recorded" if not answers else "its prompt was not recorded")
+    system = json_value(attributes.get("gen_ai.system_instructions"))
+    turns = with_system(system, messages_of(prompt, "gen_ai.input.messages"), "gen_ai.system_instructions")
+    prefix = "gen_ai.request."
+    request = {"messages": turns, "tools": json_value(attributes.get("gen_ai.tool.definitions"))}
+    request |= {
+        name.removeprefix(prefix): item for name, item in attributes.items() if name.startswith(prefix)
+    }
+    # each output message is another choice, no further turn
+    return request, {
+        "choices": [{"message": turn} for turn in messages_of(answers, "gen_ai.output.messages")]
+    }
+
+
+def _decision(
+    item: JsonObject,
+    line: int,
+    agent: str,
+    seen: Mapping[str, object],
+    request: object,
+    answer: object,
+    **more: object,
+) -> Record:
+    trace, span_id = _ids(item)
+    seen = {**seen, "span_id": span_id, "trace_id": trace}
+    more |= {"agent": slug(agent), "id": _decision_id(trace, span_id), "run_id": trace or span_id}
+    return _otlp_call.decision(seen, line, request=request, answer=answer, **more)
+
+
+def _decision_id(trace: str, span_id: str) -> uuid.UUID | None:
+    return uuid.uuid5(NAMESPACE, f"{trace}/{span_id}") if trace and span_id else None
+
+
+def _older(attributes: JsonObject, span: JsonObject) -> tuple[object, object]:
+    """Messages as Traceloop and older instrumentations write them: attributes `gen_ai.prompt.N.content`, or an event
+    per message."""
+    prompts, answers = (
+        [_with_calls(message) for message in indexed(attributes, f"gen_ai.{name}")]
+        for name in ("prompt", "completion")
+    )
+    for event in _objects(span.get("events"), "events"):
+        name = str(event.get("name"))
+        if name == CHOICE or _is_message(name):
+            said = _attributes(event.get("attributes"))
+            (answers if name == CHOICE else prompts).append(_said(name, said))
+    return prompts or None, answers or None
+
+
+def _with_calls(message: dict[str, object]) -> dict[str, object]:
+    """A message of dotted names with its calls, which stand under `tool_calls.0.name` and the like, as a list."""
+    calls = [
+        {name: call[name] for name in ("id", "name", "arguments") if name in call}
+        for call in indexed(message, "tool_calls")
+    ]
+    kept = {name: item for name, item in message.items() if not name.startswith("tool_calls.")}
+    return kept | {"tool_calls": calls} if calls else kept
+
+
+def _said(name: str, said: Mapping[str, object]) -> Message:
+    """The message of an event such as gen_ai.user.message or gen_ai.choice."""
+    if name == CHOICE:
+        message = json_value(said.get("message"))
+        return {"role": "assistant", **(message if isinstance(message, Mapping) else said)}
+    role = name.split(".")[1]
+    more = {key: item for key, item in said.items() if key not in ("id", "gen_ai.system")}
+    if role == "tool" and said.get("id"):
+        more["tool_call_id"] = said["id"]
+    return {"role": role, **more}
+
+
+# --- Agents' runs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A span of an agent's run."""
+
+    span_id: str
+    parent: str
+    role: str
+    """TOOL, AGENT or PART; empty for a decision."""
+    started: float | None
+    unit: str
+    step: dict[str, object]
+
+
+def _traces(
+    spans: Sequence[tuple[str, JsonObject]], decisions: Collection[uuid.UUID | None], line: int
+) -> Iterator[Record]:
+    """The traces that have a span of an agent or a tool here. A trace whose spans come in several requests is stored
+    in several pieces, which `run_id` and `metadata.trace` hold together."""
+    runs: dict[tuple[str, str], list[_Step]] = {}
+    for agent, span in spans:
+        try:
+            if (step := _step(span, decisions)) is not None:
+                runs.setdefault((slug(agent), _ids(span)[0]), []).append(step)
+        except (RowError, RecursionError):
+            continue  # refused where its decision is read
+    for (agent, trace), steps in runs.items():
+        if trace and any(step.role for step in steps):
+            yield from attempt(line, trace, partial(_trace, agent, trace, steps, line))
+
+
+def _step(span: JsonObject, decisions: Collection[uuid.UUID | None]) -> _Step | None:
+    """The step that a span is; None for a span of neither an agent nor one of the decisions."""
+    attributes, (trace, span_id) = _attributes(span.get("attributes")), _ids(span)
+    role = next((ROLES[key] for name, value in attributes.items() if (key := f"{name}={value}") in ROLES), "")
+    decision = _decision_id(trace, span_id)
+    if not role and decision not in decisions:
+        return None
+    parent = text_of(span.get("parentSpanId") or "", "parentSpanId").lower()
+    started, duration_ms = _times(span)
+    kind = {TOOL: "tool_call", AGENT: "step" if parent else "task", PART: "step"}.get(role, "decision")
+    failed = at(span, "status.code") in (2, "STATUS_CODE_ERROR")
+    found: dict[str, object] = {
+        "kind": kind,
+        "id": str(decision) if kind == "decision" else None,
+        "name": _first(
+            attributes, "gen_ai.tool.name", "tool.name", "gen_ai.agent.name", "traceloop.entity.name"
+        )
+        or text_or_empty(span.get("name")),
+        "span": span_id,
+        "parent": parent,
+        "at": datetime.fromtimestamp(started, UTC).isoformat() if started is not None else None,
+        "duration_ms": duration_ms,
+    }
+    if kind != "decision":
+        found["arguments"] = _first(
+            attributes, "gen_ai.tool.call.arguments", "input.value", "traceloop.entity.input"
+        )
+        found["result"] = _first(
+            attributes, "gen_ai.tool.call.result", "output.value", "traceloop.entity.output"
+        )
+        found["status"] = {"task": "failed" if failed else "completed"}.get(kind)
+    if failed:
+        found["error"] = text_or_empty(at(span, "status.message")) or attributes.get("error.type") or "failed"
+    unit = _first(attributes, "gen_ai.conversation.id", "session.id", "user.id")
+    step = {name: value for name, value in found.items() if value not in (None, "")}
+    return _Step(span_id, parent, role, started, text_or_empty(unit), step)
+
+
+def _first(attributes: Mapping[str, object], *names: str) -> object:
+    """The first attribute that is there, parsed where it is JSON."""
+    return next((json_value(attributes[name]) for name in names if attributes.get(name)), None)
+
+
+def _trace(agent: str, trace: str, steps: list[_Step], line: int) -> Iterator[Record]:
+    steps = sorted(steps, key=lambda step: step.started or 0)
+    rows = [step.step for step in steps]
+    if (size := len(json.dumps(rows))) > limits.TEXT_CHARACTERS:
+        most = f"{limits.TEXT_CHARACTERS:,}"
+        raise RowError(f"trace {trace}: expected steps of at most {most} characters of JSON, found {size:,}")
+    times = [step.started for step in steps if step.started is not None]
+    units = [step.unit for step in steps if step.unit]
+    status = {str(row["status"]) for row in rows if "status" in row}
+    key = "/".join([trace, agent, *sorted(step.span_id for step in steps)])
+    yield ImportedTrace(
+        line=line,
+        key=trace,
+        id=uuid.uuid5(NAMESPACE, key),
+        agent=agent,
+        run_id=trace,
+        steps=rows,
+        metadata={"trace": trace}
+        | ({"unit": units[0][:200]} if units else {})
+        | ({"status": "failed"} if "failed" in status else {}),
+        started_at=datetime.fromtimestamp(times[0], UTC) if times else None,
+    )
+
+
+# --- Log records ------------------------------------------------------------------------------------------------
+
+
+def _log(record: JsonObject, line: int, agent: str) -> Iterator[Record]:
+    attributes, (trace, span_id) = _attributes(record.get("attributes")), _ids(record)
+    name, seen = _event_name(record), {**attributes, "started": _logged_at(record)}
+    if name == OPERATION_DETAILS:
+        prompt, answers = (
+            json_value(attributes.get(f"gen_ai.{one}.messages")) for one in ("input", "output")
+        )
+        yield _decision(record, line, agent, seen, *_content(attributes, prompt, answers))
+        return
+    if name != EVALUATION:
+        raise RowLeftOut("a log record that is no evaluation and no message of a model call")
+    if attributes.get("error.type"):
+        raise RowLeftOut("an evaluation that failed")
+    target = _decision_id(trace, span_id) or span_id or attributes.get("gen_ai.response.id") or trace
+    score = _evaluation.one({**attributes, "at": _logged_at(record)})
+    yield from score.references(line, span_id, text_or_empty(str(target)), span_id, trace)
+
+
+def _logged_at(record: JsonObject) -> float | None:
+    return _seconds(record.get("timeUnixNano") or record.get("observedTimeUnixNano"), "timeUnixNano")
+
+
+def _turns(records: list[JsonObject], line: int, agent: str) -> Iterator[Record]:
+    """The decision whose messages are log records of their own, all of one span."""
+    prompts: list[Message] = []
+    answers: list[Message] = []
+    seen: dict[str, object] = {"started": _logged_at(records[0])}
+    for record in records:
+        name = _event_name(record)
+        body = record.get("body")
+        body = _value(body) if isinstance(body, Mapping) and "kvlistValue" in body else body
+        seen |= _attributes(record.get("attributes"))
+        (answers if name == CHOICE else prompts).append(_said(name, mapping_of(body, "body")))
+    yield _decision(records[0], line, agent, seen, *_content({}, prompts, answers))
+
+
+OTLP = Format(
+    "otlp",
+    "OTLP traces and evaluations (GenAI, OpenInference, Traceloop)",
+    lambda row: isinstance(row.get("resourceSpans"), list) or isinstance(row.get("resourceLogs"), list),
+    _read_otlp,
+    two_files=True,
+)

@@ -1,0 +1,126 @@
+"""Spans and log records that apps export to `/v1/traces` and `/v1/logs`: stored as decisions, ratings and outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import uuid5
+
+from feedback.models import Decision, Trace
+from feedback.recording.ingest import MAX_BULK, IngestResult, decisions_ingest, trace_build
+from feedback.services import row_write
+from feedback.storage.facts import DECISION, TRACE
+from feedback.storage.responses import completion_stored
+from feedback.storage.sampling import is_collected
+from feedback.storage.validation import FeedbackConflict, FeedbackRefused
+from feedback.transfer.formats.base import refers
+from feedback.transfer.formats.cells import JsonObject
+from feedback.transfer.formats.files import Tally
+from feedback.transfer.formats.otlp import NAMESPACE, OTLP, otlp_records
+from feedback.transfer.formats.records import ImportedDecision, ImportedTrace, Record, RowRefused
+from feedback.transfer.import_ import records_write
+from feedback.transfer.import_plans import DEFAULT_AGENT, Origin
+
+REASONS = 5
+"""Reasons named in an answer; the other refusals are counted."""
+
+
+@dataclass
+class Exported:
+    """Result of an export request."""
+
+    decisions: int = 0
+    """New ones."""
+    rejected: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def reject(self, key: str, reason: str) -> None:
+        self.rejected += 1
+        if len(self.reasons) < REASONS:
+            self.reasons.append(f"{key or 'without an id'}: {reason}")
+
+    @property
+    def message(self) -> str:
+        more = self.rejected - len(self.reasons)
+        return "; ".join([*self.reasons, *([f"and {more} more"] if more else [])])
+
+
+def export_store(row: JsonObject) -> Exported:
+    """Store the decisions and traces of one export request and what it says of decisions; what cannot be stored is
+    rejected.
+
+    Spans of neither a model call nor an agent's run are accepted and kept nowhere.
+    Raises RowError for what is no export request.
+    """
+    done = Exported()
+    records = list(otlp_records(row, 1))
+    for record in records:
+        if isinstance(record, RowRefused):
+            done.reject(record.key, record.reason)
+    decisions = [one for one in records if isinstance(one, ImportedDecision)]
+    traces = [
+        replace(one, agent=one.agent or DEFAULT_AGENT) for one in records if isinstance(one, ImportedTrace)
+    ]
+    _traces_store(traces, decisions, done)
+    _decisions_store(decisions, done)
+    _decisions_link(decisions, traces)
+    _feedback_store(list(filter(refers, records)), done)
+    return done
+
+
+def _traces_store(
+    traces: Sequence[ImportedTrace], decisions: Sequence[ImportedDecision], done: Exported
+) -> None:
+    for one in traces:
+        ids = [row.id for row in decisions if row.trace == one.id and row.id]
+        # without a decision here the whole run is in the sample or not: its other pieces come to the same result
+        if not any(is_collected(one.agent, pk) for pk in ids or [uuid5(NAMESPACE, one.run_id)]):
+            continue
+        try:
+            row_write(trace_build(id=one.id, created_at=one.started_at, **TRACE.read(one)))
+        except FeedbackConflict:
+            continue  # erased, or sent again by an older version
+        except FeedbackRefused as refusal:
+            done.reject(one.key, str(refusal))
+
+
+def _decisions_link(decisions: Sequence[ImportedDecision], traces: Sequence[ImportedTrace]) -> None:
+    """Attach decisions to a piece of their trace, whichever came first."""
+    runs = {one.run_id for one in decisions} | {one.run_id for one in traces}
+    stored = Trace.objects.filter(run_id__in=runs - {""}).order_by("-created_at", "-id")
+    pieces = {(trace.agent, trace.run_id): trace for trace in stored}
+    for (agent, run_id), trace in pieces.items():
+        Decision.objects.filter(agent=agent, run_id=run_id, trace=None).update(trace=trace)
+
+
+def _decisions_store(decisions: Sequence[ImportedDecision], done: Exported) -> None:
+    for at in range(0, len(decisions), MAX_BULK):
+        chunk = decisions[at : at + MAX_BULK]
+        for decision, found in zip(chunk, decisions_ingest(_facts(chunk), reserved=True), strict=True):
+            if isinstance(found, IngestResult):
+                done.decisions += found.created
+            elif (
+                found.code != "conflict"
+            ):  # a conflict: its log events told it already, or the span came again
+                done.reject(decision.key, str(found))
+
+
+def _facts(decisions: Iterable[ImportedDecision]) -> list[dict[str, object]]:
+    """The decisions as `decisions_ingest` takes them."""
+    found = []
+    for one in decisions:
+        response, metadata = completion_stored(one.response, one.metadata)
+        found.append(
+            DECISION.read(one)
+            | {"id": one.id, "created_at": one.created_at, "agent": one.agent or DEFAULT_AGENT}
+            | {"response": response, "metadata": metadata, "source": OTLP.name}
+        )
+    return found
+
+
+def _feedback_store(records: list[Record], done: Exported) -> None:
+    if not records:
+        return
+    report = records_write(records, Origin(OTLP.name, None, None), Tally()).report
+    for refused in report.refused:
+        done.reject(refused.key, refused.reason)
