@@ -129,12 +129,10 @@ def the_recorder_ends_with_its_test() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> None:
     """What the process remembers of keys and agents' settings belongs to the test before."""
-    from django.core.cache import cache
-
+    from backend.rest.access import ScopeThrottle
     from feedback.cache import forget_all
 
-    cache.clear()  # keys of other tests, with the same number, may have used up this minute's requests
-
+    ScopeThrottle._counts.clear()  # keys of other tests, with the same number, may have used up this minute's requests
     forget_all()
 
 

@@ -1,6 +1,6 @@
 """The outbox of client and server: nothing twice, nothing half, and no lock outlives its holder."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,11 @@ def bodies(outbox: Outbox) -> list[Any]:
 def test_threads_and_outboxes_share_a_file(outbox: Outbox) -> None:
     other = Outbox(outbox.folder, ProblemLog())
 
-    def work(number: int) -> None:
-        for i in range(10):
-            assert (outbox, other)[number % 2].put({"n": f"{number}-{i}", "text": "x" * 5000})
+    def work(number: int) -> list[bool]:
+        return [(outbox, other)[number % 2].put({"n": f"{number}-{i}", "text": "x" * 5000}) for i in range(10)]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all([outbox.write_waiting(), other.write_waiting()])  # what a busy disk kept in memory
+    with ThreadPoolExecutor(4) as pool:
+        assert all(map(all, pool.map(work, range(4))))
     assert sorted(bodies(other)) == sorted(f"{t}-{i}" for t in range(4) for i in range(10))
 
 

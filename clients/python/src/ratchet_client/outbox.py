@@ -281,7 +281,7 @@ class Outbox:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         connection = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
+            _write_ahead(connection)
             connection.execute("PRAGMA secure_delete=ON")
             if not self.fsync:  # A checkpoint waits for the disk. `remove` makes it, so no `put` waits.
                 connection.execute("PRAGMA wal_autocheckpoint=0")
@@ -290,3 +290,16 @@ class Outbox:
             connection.close()
             raise
         return connection
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Switch to SQLite's write-ahead log. Two that open a new file at once are refused at once: ask again."""
+    until = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
