@@ -14,11 +14,12 @@ from feedback.recording.ingest import trace_record
 from feedback.services import outcome_record, rating_submit
 from rl.datasets.reward_records import rewards_calculate
 from rl.management import simulation
-from rl.models import Experiment, PairJudgement
+from rl.models import Experiment, PairJudgement, RunMetric
 from tests.support.browser import Opener, browser, compared, comparisons, opener, rated, record, record_pairs
 from tests.support.experiments import expose, policy_of, running_of
 from tests.support.judging import round_of
 from tests.support.page_world import user_pages, world_recorded
+from tests.support.registry_rows import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -131,6 +132,26 @@ def test_no_page_is_wider_than_its_window_and_no_number_is_broken(opener: Opener
             if shown > width or broken:
                 found.append(f"{path} at {width}: {shown} px wide, broken numbers {broken}")
     assert not found, "\n".join(found)
+
+
+def test_a_runs_page_breaks_long_paths_and_is_no_wider_than_a_chart_not_yet_redrawn(opener: Opener) -> None:
+    path = "/srv/" + "checkout_of_the_support_team_" * 12
+    run = make_run(
+        reason=path,
+        recipe={"file": path},
+        hardware={"device": path, "reasons": {"batch": path}},
+        result={"details": [path]},
+    )
+    for step in (1, 2, 3):
+        RunMetric.objects.create(run=run, step=step, values={"loss": 1 / step})
+    page = opener("/glossary/", viewport={"width": 980, "height": 740})
+    page.add_init_script("ResizeObserver = class { observe() {} unobserve() {} disconnect() {} }")
+    page.goto(page.url.replace("/glossary/", f"/runs/{run.pk}/"))
+    expect(page.locator(".plot.scripted").first).to_be_visible()
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    for width in (980, 320):
+        page.set_viewport_size({"width": width, "height": 740})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_pair_is_compared_by_touch(opener: Opener) -> None:
