@@ -24,7 +24,9 @@ def test_threads_and_outboxes_share_a_file(outbox: Outbox) -> None:
     other = Outbox(outbox.folder, ProblemLog())
 
     def work(number: int) -> list[bool]:
-        return [(outbox, other)[number % 2].put({"n": f"{number}-{i}", "text": "x" * 5000}) for i in range(10)]
+        return [
+            (outbox, other)[number % 2].put({"n": f"{number}-{i}", "text": "x" * 5000}) for i in range(10)
+        ]
 
     with ThreadPoolExecutor(4) as pool:
         assert all(map(all, pool.map(work, range(4))))
