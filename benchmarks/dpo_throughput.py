@@ -7,7 +7,8 @@
     python benchmarks/dpo_throughput.py --matrix gpu|check [--model 1b|8b] [--rounds 1] [--ahead 4]
 
 Each side runs in a process of its own, on the same random weights, the same tokens and the same LoRA start; the
-sides take turns, round after round, and the median step counts (the first of a process is left out). Reference
+sides take turns, round after round, and the median step counts (the first of a process is left out; on a GPU it is
+the mean of all after the third, as nothing waits for a step there). Reference
 log-probabilities are timed apart: TRL's defaults compute them in the step. `losses_differ` is the largest difference
 of a step's loss of DPO and SFT to TRL's own in float32, given where that side ran; lengths are fixed unless `--vary`
 spreads them by half. The 1b and 8b shapes are those of Llama 3.2 1B and Llama 3.1 8B and want a GPU. Prints one JSON
@@ -210,34 +211,51 @@ def lora_start(model: Any) -> None:
             parameter.data.copy_((torch.randn(parameter.shape, generator=generator) * std).to(parameter))
 
 
+WARM = 3
+"""Steps of a GPU that are not timed: kernels are selected and graphs captured in them."""
+
+
 class Steps:
-    """Seconds of each step; the last one is profiled instead, where a file is named for that."""
+    """Seconds of each step on a CPU. A GPU computes while the next step is prepared: there all steps after WARM are
+    timed together, and their mean is given. The last step is profiled instead, where a file is named for that."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.times: list[float] = []
         self.last, self.file, self.side = spec["steps"] - 1, spec.get("profile"), spec["side"]
-        self.count, self.profiler = 0, None
+        self.count, self.profiler, self.on_gpu = 0, None, bool(_gpu())
 
     def begin(self) -> None:
-        _settle()
         if self.file and self.count == self.last:
             import torch
 
+            _settle()
             self.profiler: Any = torch.profiler.profile()
             self.profiler.__enter__()
-        self.began = time.perf_counter()
+        if not self.on_gpu or self.count <= WARM or self.profiler is not None:
+            _settle()
+            self.began = time.perf_counter()
 
     def end(self) -> None:
+        timed = self.last - bool(self.file)
+        if self.profiler is not None:
+            self._profiled()
+        elif not self.on_gpu:
+            self.times.append(time.perf_counter() - self.began)
+        elif self.count == timed:
+            _settle()
+            self.times += [(time.perf_counter() - self.began) / (timed - WARM + 1)] * 2
+        self.count += 1
+
+    def _profiled(self) -> None:
         _settle()
         seconds = time.perf_counter() - self.began
-        self.count += 1
-        if self.profiler is None:
-            self.times.append(seconds)
-            return
         self.profiler.__exit__(None, None, None)
         found = self.profiler.key_averages()
-        key = "self_device_time_total" if _gpu() else "self_cpu_time_total"
-        tables = [found.table(sort_by=by, row_limit=30) for by in (key, "self_cpu_time_total")]
+        key = "self_device_time_total" if self.on_gpu else "self_cpu_time_total"
+        tables = [
+            found.table(sort_by=by, row_limit=60, max_name_column_width=110)
+            for by in (key, "self_cpu_time_total")
+        ]
         Path(self.file).write_text(f"{self.side}: {1e3 * seconds:.1f} ms\n" + "\n".join(tables), "utf-8")
 
 

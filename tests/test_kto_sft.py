@@ -130,6 +130,22 @@ def test_the_logistic_loss_teaches(base: str, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.training
+def test_packed_demonstrations_are_learnt_as_the_librarys_own_rows(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same losses, gradients, distance, accuracy and count of tokens; two demonstrations share a prompt."""
+    rows = [*demonstrations(8), {**demonstrations(1)[0], "completion": TABLE}]
+    packed = sft(base, tmp_path / "packed").train(rows, demonstrations(4))
+    assert any("split+last_layer" in line for line in packed.details)
+    monkeypatch.setattr(
+        trl_trainer, "strategy_select", lambda *_, **__: StrategyChoice(Strategy.STOCK, "a test", {})
+    )
+    stock = sft(base, tmp_path / "stock").train(rows, demonstrations(4))
+    for name in "loss grad_norm log_ratio mean_token_accuracy eval_loss num_tokens".split():
+        assert packed.history[name] == pytest.approx(stock.history[name], rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.training
 def test_a_long_row_has_the_same_loss(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = demonstrations(4)
     rows[2]["prompt"] = [{"role": "user", "content": "a b c " * 60}]
@@ -138,9 +154,11 @@ def test_a_long_row_has_the_same_loss(base: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         sft_module._SFTTrainer,
         "_log_distance",
-        lambda self, loss, reference, ids, *rest: (
-            computed.append(tuple(ids.shape)),
-            log(self, loss, reference, ids, *rest),
+        lambda self, loss, reference, items, *rest: (
+            computed.append(
+                (len(items), max(len(item.prompt_ids) + len(item.response_ids) for item in items))
+            ),
+            log(self, loss, reference, items, *rest),
         ),
     )
     recipe = SFT.with_knobs(max_steps=1, max_length=256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import trl
-from accelerate.utils import send_to_device
 from datasets import Dataset
 from scipy.optimize import minimize_scalar
 
@@ -35,6 +33,7 @@ from rl.training.trl_trainer import (
     RANKING_LOSS,
     TokenizedTrainerMixin,
     forward_settle,
+    moved,
     strategy_apply,
     trainer_settle,
 )
@@ -265,7 +264,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
         self.lazy_metrics = LazyMetrics(self.args.world_size) if later else None
         self._share = 1.0
         self._micro = MicroBatcher(
-            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
+            self.trained,
             context.recipe.micro_tokens,
             self._checkpoint,
             context.note,
@@ -314,10 +313,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
             lengths = {name: len(values) for name, values in self._metrics["train"].items()}
             batch = self.data_collator.batch(rows)
             self._busy_tokens += int(batch["attention_mask"].sum()) * self.args.world_size
-            # the loader moves what it makes; this was made here
-            if self.args.device.type == "cuda":
-                batch = {name: value.pin_memory() for name, value in batch.items()}
-            batch = send_to_device(batch, self.args.device, non_blocking=True)
+            batch = moved(batch, self.args.device)
             self._share = share
             try:
                 loss: torch.Tensor = super(PairTrainer, self).training_step(model, batch, num_items_in_batch)
@@ -341,11 +337,7 @@ class PairTrainer(TokenizedTrainerMixin, trl.DPOTrainer):
     def _compute_loss(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], return_outputs: bool
     ) -> torch.Tensor:
-        with (
-            contextlib.nullcontext()
-            if self.lazy_metrics is None
-            else self.lazy_metrics.gather_on_device(self)
-        ):
+        with self.metrics_deferred():
             recorded = self._read_later(model) if self.model.training else self._read_differences(model)
             loss = super()._compute_loss(recorded, inputs, return_outputs)
             tokens = self.accelerator.gather(inputs["completion_mask"].sum()).sum().item()

@@ -126,8 +126,6 @@ class Work:
     """Training micro-batches over the whole run; None: `gradient_accumulation` to a step."""
     packed: bool = True
     """True if micro-batches are trained on as rows that share their prompt."""
-    scores_packed: bool = False
-    """True if responses are scored on packed rows beside what is trained."""
     note: str = ""
 
     @property
@@ -256,7 +254,7 @@ def memory_measured(
     kept = (1 + rehearsed) * saved_bytes + profile.saved_bytes / max(shape.layers, 1)
     on_cpu = hardware.device == "cpu"
     process = PROCESS_GB["cuda" if hardware.device == "cuda" else "cpu"]
-    kernels = KERNELS_GB[work.packed or work.scores_packed] if on_cpu else 0.0
+    kernels = KERNELS_GB[work.packed] if on_cpu else 0.0
     return memory_of(
         shape,
         recipe,
@@ -377,8 +375,6 @@ def sft(planned: Planned[SFTRecipe]) -> Work | None:
         cut * (reference + looked),
         once=cut * reference,
         trained=cut * planned.steps * recipe.gradient_accumulation,
-        packed=False,
-        scores_packed=True,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, send_to_device
 from transformers import (
     PrinterCallback,
     Trainer,
@@ -274,6 +274,8 @@ def trainer_settle(trainer: Trainer, policy: LoadedPolicy, context: RunContext[R
     for name, module in trainer.model.named_modules():
         if isinstance(module, torch.nn.Dropout) and "lora_dropout" in name:  # TRL silences it with the others
             module.p = context.recipe.lora_dropout
+    trainer.trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    model_walk_less(trainer.model, trainer.trained)
     trainer.remove_callback(PrinterCallback)  # it prints to stdout
     if trainer.args.load_best_model_at_end:
         trainer.early_stopping = EarlyStopping(context.recipe.patience)
@@ -287,6 +289,21 @@ def trainer_settle(trainer: Trainer, policy: LoadedPolicy, context: RunContext[R
         trainer.time_limit = TimeLimit(context.deadline, context.recipe.minutes)
         trainer.add_callback(trainer.time_limit)
     trainer.listener = context.listener if context.main_process else None
+
+
+def model_walk_less(model: torch.nn.Module, trained: Sequence[torch.nn.Parameter]) -> None:
+    """Spare each step two walks over all modules, which take milliseconds: `train` changes nothing in a model that
+    trains already, and only trained weights have gradients. On a GPU they would leave it without work."""
+    train = model.train
+
+    def train_if_needed(mode: bool = True) -> torch.nn.Module:
+        return model if model.training == mode == causal_model(model).training else train(mode)
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        for parameter in trained:
+            parameter.grad = None
+
+    model.train, model.zero_grad = train_if_needed, zero_grad
 
 
 def rehearsal_begin(
@@ -341,6 +358,8 @@ class TokenizedTrainerMixin:
     _metrics: dict[str, dict[str, list[float | LazyScalar]]]
     _total_train_tokens: torch.Tensor | int
 
+    trained: list[torch.nn.Parameter]
+    """The weights that have gradients."""
     listener: TrainListener | None = None
     """Listener of the phases outside the steps; None in further processes of a launch."""
     step_randomness: Randomness | None = None
@@ -439,11 +458,29 @@ class TokenizedTrainerMixin:
             loss = rehearsal.loss(self.model, self.state.global_step)
         # accelerate divides by the micro-batches of a step, of which this is none
         self.accelerator.backward(loss * self.accelerator.gradient_accumulation_steps)
-        divergence = loss.detach() / rehearsal.weight
-        lazy = self.lazy_metrics
-        self._metrics["train"]["general_kl"].append(
-            float(divergence) if lazy is None else lazy.wrap(divergence).item()
+        self._metrics["train"]["general_kl"].append(self.metric(loss.detach() / rehearsal.weight))
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor:
+        if self.args.world_size > 1:
+            return super()._clip_grad_norm(model)  # type: ignore[misc]
+        return self.accelerator.clip_grad_norm_(self.trained, self.args.max_grad_norm)
+
+    def metric(self, value: torch.Tensor) -> float | LazyScalar:
+        """A number of the device for the log: read now, or with the others where metrics wait."""
+        return float(value) if self.lazy_metrics is None else self.lazy_metrics.wrap(value).item()
+
+    def metrics_deferred(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, what TRL gathers for its metrics waits on the device where metrics do."""
+        return (
+            contextlib.nullcontext()
+            if self.lazy_metrics is None
+            else self.lazy_metrics.gather_on_device(self)
         )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's, once what waits on the device is fetched."""
+        self.metrics_read()
+        super().log(logs, start_time)  # type: ignore[misc]
 
     def loss_check(self, loss: torch.Tensor, advice: str) -> None:
         """Raises TrainingFailed for a loss that is not a number any more; with a lazy_metrics, when that is read."""
@@ -504,6 +541,13 @@ def train_stoppable(trainer: Trainer, context: RunContext[RecipeT], checkpoint: 
         graphs_release(causal_model(trainer.model))
     if not trainer.was_stopped:
         context.listener.release()
+
+
+def moved(batch: Mapping[str, object], device: torch.device) -> dict[str, Any]:
+    """A batch that a step made itself, on its device; a loader moves its own."""
+    if device.type == "cuda":
+        batch = {name: value.pin_memory() for name, value in batch.items()}  # type: ignore[attr-defined]
+    return dict(send_to_device(batch, device, non_blocking=True))
 
 
 def forward_settle(trainer: Trainer, temperature: float = 1.0) -> None:

@@ -7,7 +7,6 @@ import types
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional
 
 from packed_forward.graphs import Graphs
 from packed_forward.logps import HeadLogps, head_logps, spread_at
@@ -21,8 +20,7 @@ from packed_forward.prefix_attention import (
     CPU_BLOCK_LIMIT,
     Prefix,
     SharedPrompt,
-    additive,
-    repeat_heads,
+    masked_attention,
 )
 
 COMMON_LEAST = 16
@@ -233,16 +231,7 @@ def _last_layer(
             prefix.with_common(key),
             prefix.with_common(value),
         )
-    groups = query.shape[1] // key.shape[1]
-    keys, values = repeat_heads(key, groups), repeat_heads(value, groups)
-    if query.device.type == "cpu":  # few queries: plain products are quicker there, see BlockAttention
-        scores = torch.matmul(query * attention.scaling, keys.transpose(-1, -2))
-        scores = scores.add_(additive(prefix.output_mask, query.dtype))
-        seen = torch.matmul(torch.softmax(scores, -1), values)
-    else:
-        seen = functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=prefix.output_mask, scale=attention.scaling
-        )
+    seen = masked_attention(query, key, value, prefix.output_mask, attention.scaling)
     out = attention.o_proj(seen.transpose(1, 2).reshape(rows, positions.shape[1], -1))
     residual = hidden_states.gather(1, positions.expand(-1, -1, width)) + out
     return residual + self.mlp(self.post_attention_layernorm(residual))

@@ -1,4 +1,4 @@
-"""LoRA layers, gated MLPs and RMS norms in as few passes over memory as there can be, forward and backward.
+"""LoRA layers, gated MLPs, RMS norms and rotations in as few passes over memory as there can be, forward and backward.
 
 peft's and transformers' own forwards cast, scale, add and square in passes of their own; on short rows these cost as
 much as the products. Nothing here approximates: the self-test in `packed.selection` compares each model with its stock
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    pass
+Rotate = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""transformers' `apply_rotary_pos_emb` of an architecture: (q, k, cos, sin) -> q and k, rotated."""
 
 
 def lora_product(
@@ -216,6 +217,24 @@ class RmsNormFunction(torch.autograd.Function):
         return out.to(x.dtype), None, None
 
 
+class RotationFunction(torch.autograd.Function):
+    """x cos + rotate_half(x) sin (Su et al. 2021, arXiv 2104.09864) of x [R, heads, T, head] on a GPU, in one pass."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        found: torch.Tensor = gpu_kernels().rotated(x, cos, sin)
+        return found
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None]:
+        return gpu_kernels().rotated(grads[0], *ctx.saved_tensors, backward=True), None, None
+
+
 # --- Putting them in ----------------------------------------------------------------------------------------
 
 
@@ -230,6 +249,11 @@ def fuse_layers(model: torch.nn.Module) -> None:
         if forward is not None and "forward" not in vars(module):  # else it is there, or somebody's hook is
             module.ratchet_own_forward = module.forward
             module.forward = types.MethodType(forward, module)
+    if next(model.parameters()).is_cuda and gpu_kernels() is not None:
+        for code in _architectures(model):
+            stock = code.apply_rotary_pos_emb
+            if not hasattr(stock, "ratchet_stock") and rotates_by_halves(stock):
+                code.apply_rotary_pos_emb = _rotation_of(stock)
 
 
 def restore_layers(model: torch.nn.Module) -> None:
@@ -237,6 +261,49 @@ def restore_layers(model: torch.nn.Module) -> None:
     for module in model.modules():
         if "ratchet_own_forward" in vars(module):  # a wrapper shows the attributes of what it wraps
             del module.forward, module.ratchet_own_forward  # what is left is the class's own
+    for code in _architectures(model):
+        code.apply_rotary_pos_emb = getattr(
+            code.apply_rotary_pos_emb, "ratchet_stock", code.apply_rotary_pos_emb
+        )
+
+
+def _architectures(model: torch.nn.Module) -> list[Any]:
+    """The modules of transformers that define a model's layers and rotate their queries and keys."""
+    names = {type(module).__module__ for module in model.modules()}
+    return [sys.modules[name] for name in sorted(names) if hasattr(sys.modules[name], "apply_rotary_pos_emb")]
+
+
+def rotates_by_halves(rotate: Rotate) -> bool:
+    """True if a function rotates as `RotationFunction` does, seen on numbers."""
+    generator = torch.Generator().manual_seed(0)
+    x, cos, sin = (torch.randn(1, 2, 8, generator=generator) for _ in range(3))
+    expected = x * cos + torch.cat([-x[..., 4:], x[..., :4]], -1) * sin
+    try:
+        found, _ = rotate(x[:, None], x[:, None], cos, sin)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return found.shape == (1, 1, 2, 8) and torch.allclose(found[:, 0], expected, atol=1e-5)
+
+
+def _rotation_of(stock: Rotate) -> Rotate:
+    """An architecture's function for rotations, which takes `RotationFunction` where that is the same."""
+
+    @functools.wraps(stock)
+    def rotate(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        same = q.is_cuda and q.dtype == cos.dtype and q.shape[-1] == cos.shape[-1] and not (args or kwargs)
+        if not same:
+            return stock(q, k, cos, sin, *args, **kwargs)
+        return RotationFunction.apply(q, cos, sin), RotationFunction.apply(k, cos, sin)
+
+    rotate.ratchet_stock = stock  # type: ignore[attr-defined]
+    return rotate
 
 
 def _forward_for(module: torch.nn.Module) -> Callable[..., object] | None:

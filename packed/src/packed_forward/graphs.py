@@ -70,11 +70,7 @@ class Graphs:
 
     def hidden(self, packed: PackedBatch) -> torch.Tensor:
         """Hidden states of the rows, [R, 1 + S, width], differentiable in the trained weights."""
-        if (
-            self.off
-            or self.model.is_activation_checkpointing
-            or (self._under_way is not None and self._under_way() is not None)
-        ):
+        if self.off or (self._under_way is not None and self._under_way() is not None):
             return self.run(packed)
         (rows, prompt), suffix = packed.prompt_ids.shape, packed.suffix_ids.shape[1]
         wide = packed.widened(grid(prompt), grid(suffix))
@@ -82,7 +78,8 @@ class Graphs:
         self.seen[key] += 1
         known = self.captured.get(key)
         if known is None:
-            if self.seen[key] < CAPTURED_AT or len(self.captured) >= MOST:
+            early = self.seen[key] < CAPTURED_AT or len(self.captured) >= MOST
+            if early or self.model.is_activation_checkpointing:  # what is computed again cannot be captured
                 return self.run(packed)
             known = self._capture(wide)
             if known is None:

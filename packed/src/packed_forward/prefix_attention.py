@@ -89,27 +89,16 @@ def prefix_attention(
     in_blocks = query.device.type == "cpu" and split <= CPU_BLOCK_LIMIT and dropout == 0
     if in_blocks:
         return BlockAttention.apply(query, key, value, split, prefix.suffix_mask, scale, 0), None
-    groups = query.shape[1] // key.shape[1]
-    all_keys, all_values = repeat_heads(key, groups), repeat_heads(value, groups)
-    grouped = groups > 1 and query.device.type == "cuda"
-    near_keys, near_values = (key, value) if grouped else (all_keys, all_values)
     prompt = functional.scaled_dot_product_attention(
         query[:, :, :split],
-        near_keys[:, :, :split],
-        near_values[:, :, :split],
+        key[:, :, :split],
+        value[:, :, :split],
         dropout_p=dropout,
         is_causal=True,
         scale=scale,
-        enable_gqa=grouped,
+        enable_gqa=query.shape[1] > key.shape[1],
     )
-    suffix = functional.scaled_dot_product_attention(
-        query[:, :, split:],
-        all_keys,
-        all_values,
-        attn_mask=prefix.suffix_mask,
-        dropout_p=dropout,
-        scale=scale,
-    )
+    suffix = masked_attention(query[:, :, split:], key, value, prefix.suffix_mask, scale, dropout)
     return torch.cat([prompt, suffix], 2).transpose(1, 2).contiguous(), None
 
 
@@ -134,9 +123,31 @@ def _common_attention(
     return torch.cat([shared, own.view(1, -1, *own.shape[2:])], 1)
 
 
-def repeat_heads(states: torch.Tensor, groups: int) -> torch.Tensor:
-    """[R, kv heads, T, head] -> [R, kv heads * groups, T, head]."""
-    return states if groups == 1 else states.repeat_interleave(groups, 1)
+def masked_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Attention of few queries [R, heads, S, head] over keys and values [R, kv heads, T, head] -> as the queries.
+
+    mask: [R, 1, S, T] bool. Queries that share a key are laid side by side, so that no key is repeated. On a CPU plain
+    products are quicker for few queries, see `BlockAttention`.
+    """
+    rows, heads, count, width = query.shape
+    groups = heads // key.shape[1]
+    together = query.reshape(rows, key.shape[1], groups * count, width)
+    seen = None if mask is None else mask.repeat(1, 1, groups, 1)
+    if query.device.type == "cpu" and dropout == 0 and seen is not None:
+        scores = torch.matmul(together * scale, key.transpose(-1, -2)).add_(additive(seen, query.dtype))
+        found = torch.matmul(torch.softmax(scores, -1), value)
+    else:
+        found = functional.scaled_dot_product_attention(
+            together, key, value, attn_mask=seen, dropout_p=dropout, scale=scale
+        )
+    return found.view(rows, heads, count, width)
 
 
 def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
