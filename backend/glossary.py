@@ -79,4 +79,10 @@ def explained(name: str, kind: str) -> Term | None:
 
 @page("feedback.add_rating")
 def glossary(request: HttpRequest) -> HttpResponse:
-    return render(request, "glossary.html", {"terms": terms(), "rules": rules()})
+    """Terms and rules, with `?q=` those whose name or meaning has the text."""
+    q = request.GET.get("q", "").strip()
+    found = {
+        name: [term for term in every if q.lower() in f"{term.name} {term.meaning}".lower()]
+        for name, every in (("terms", terms()), ("rules", rules()))
+    }
+    return render(request, "glossary.html", {**found, "q": q})

@@ -20,7 +20,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.http import require_POST
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
-from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from backend.installation import PROGRAM
@@ -191,9 +191,12 @@ admin.site.unregister(Group)
 @admin.register(User)
 class UserAdmin(DjangoUserAdmin, ModelAdmin):
     form = UserChangeForm
-    add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
     list_display = ["username", "is_active", "is_staff", "is_superuser", "last_login"]
+
+    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
+        """People are invited on a page of their own, with a role and a sign-in link in place of a password."""
+        return redirect("people")
 
 
 @admin.register(Group)

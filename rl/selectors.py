@@ -42,6 +42,32 @@ EVENTS_SHOWN = 100
 
 
 @dataclass(frozen=True)
+class Work:
+    """What a run in the background does now."""
+
+    run: TrainingRun
+    words: str
+    eta_s: float | None
+    """Seconds it still needs, or takes if it waits; None where nothing can be said."""
+
+    @property
+    def left(self) -> str:
+        """Such as `about 25 s to go`, for a run that waits `takes about 25 s`; empty if unknown."""
+        if self.eta_s is None:
+            return ""
+        waits = self.run.status == TrainingRun.Status.QUEUED
+        return f"takes {about_text(self.eta_s)}" if waits else f"{about_text(self.eta_s)} to go"
+
+
+def about_text(seconds: float) -> str:
+    """A rough duration: `about 25 s`, `about 4 min`."""
+    if seconds < 90:
+        return f"about {5 * max(1, round(seconds / 5))} s"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min" if minutes < 90 else f"about {minutes // 60} h {minutes % 60} min"
+
+
+@dataclass(frozen=True)
 class AgentCard:
     """Summary of one agent: feedback, training, policies, serving."""
 
@@ -57,12 +83,12 @@ class AgentCard:
     """The champion where it was not trained here: the app's own model."""
     buffer: int = 0
     """Ratings, comparisons, outcomes and traces that no policy learnt from yet."""
+    fresh: int = 0
+    """Of these, those that count for the online learner."""
     retrain_threshold: int = 0
     """Number that starts a retrain."""
     charts: Sequence[Versions] = ()
     """Accuracy and reward over the newest versions."""
-    eta_s: float | None = None
-    """Seconds a running run still needs."""
     learner: str = ""
     """State of the online learner, in words."""
     learns_by_itself: bool = False
@@ -104,6 +130,12 @@ class AgentCard:
     def verdict(self) -> Verdict | None:
         """Verdict on its policy; None where there is none, or none was ever evaluated."""
         return policy_verdict(self.policy) if self.policy and self.policy.metrics else None
+
+    @cached_property
+    def newer(self) -> Verdict | None:
+        """Verdict on the newest policy where it waits beside the champion; None without one."""
+        waits = self.newest and self.newest != self.policy and self.newest.stage == Policy.Stage.CANDIDATE
+        return policy_verdict(self.newest) if self.newest and waits and self.newest.metrics else None
 
     @property
     def headline(self) -> Headline | None:
@@ -168,9 +200,9 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
             newest=newest_policies.get(slug),
             incumbent=incumbents.get(slug),
             buffer=waiting.get(slug, 0),
+            fresh=fresh_sizes.get(slug, 0),
             retrain_threshold=(wishes.get(slug) or usual).min_samples_to_retrain,
             charts=policy_charts(by_agent.get(slug, [])),
-            eta_s=run_eta_s(runs[slug]) if slug in runs else None,
             learner=_learner(fresh_sizes.get(slug, 0), wishes.get(slug) or usual),
             learns_by_itself=_learns_by_itself(wishes.get(slug) or usual),
             experiments=experiments.get(slug, ()),
@@ -321,13 +353,46 @@ def policy_lineage(agent: str, policies: Sequence[Policy]) -> Lineage | None:
     )
 
 
+def work_of(run: TrainingRun) -> Work:
+    """What a run does now, with its stage and the evaluation of its policy, and how long it still needs."""
+    status = TrainingRun.Status
+    if run.status == status.QUEUED:
+        others = TrainingRun.objects.filter(status=status.RUNNING, stage_of=None).order_by("pk")
+        before = None if run.stage_of_id else others.first()
+        words = "begins in a moment" if run.stage_of_id else "waits for a worker"
+        words = f"waits until run {before.pk} of {before.agent} ends" if before else words
+        return Work(run, words, run_eta_s(run))
+    if run.status == status.RUNNING:
+        step = f"step {run.steps_done} of {run.steps_total}" if run.steps_total else "starting"
+        return Work(run, (_stage_at_work(run) or run).phase_words or step, run_eta_s(run))
+    return Work(run, run.kept_run.phase_words or "its policy is evaluated next", None)
+
+
+def _stage_at_work(run: TrainingRun) -> TrainingRun | None:
+    return run.stages.filter(status=TrainingRun.Status.RUNNING).order_by("-pk").first()
+
+
 def run_eta_s(run: TrainingRun) -> float | None:
-    """Seconds a running run still needs, by its steps so far; None where nothing can be said."""
+    """Seconds a run still needs with its stages: by its steps, before them by the estimate it was ordered with; None
+    where nothing can be said."""
+    if not run.is_unfinished or (by_steps := _eta_by_steps(run)) is not None:
+        return by_steps if run.is_unfinished else None
+    stage, known = _stage_at_work(run), []
+    if stage is not None and (of_stage := _eta_by_steps(stage)) is not None:
+        known.append(of_stage)
+    if (estimated_s := run.result.get("estimated_s")) is not None:
+        spent = (timezone.now() - run.started_at).total_seconds() if run.started_at else 0.0
+        known.append(estimated_s - spent)
+    return max((seconds for seconds in known if seconds > 0), default=None)
+
+
+def _eta_by_steps(run: TrainingRun) -> float | None:
+    """Seconds until a running run has made its steps; None before the first."""
     if run.status != TrainingRun.Status.RUNNING or not run.steps_done or not run.steps_total:
         return None
     first = run.metrics.order_by("step").first()
     # before the first row of figures by the phase: a run begins with libraries and a model to load
-    earlier = run.phase_at if run.phase == TRAINING else run.started_at
+    earlier = run.phase_at if run.phase.endswith(TRAINING) else run.started_at
     begun = first.at if first is not None and run.steps_done > first.step else earlier
     steps = run.steps_done - (first.step if first is not None and run.steps_done > first.step else 0)
     if begun is None or run.heartbeat_at is None or steps <= 0:

@@ -216,6 +216,7 @@ def test_the_phase_stands_in_the_run_until_it_ends() -> None:
     began = run.phase_at
     assert (run.phase, began is not None) == ("reference pass", True)
     record.written_at -= 7200
+    record.pace.total, record.pace.start_s = 300, record.pace.start_s - 60
     record(32, 300)
     run.refresh_from_db()
     assert (run.phase, run.phase_at) == ("reference pass, 32 of 300", began)

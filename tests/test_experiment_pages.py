@@ -1,5 +1,6 @@
 """Experiments where people and programs meet them: pages, REST, the command, the drawing; who may do what."""
 
+import re
 from functools import partial
 from typing import Any
 
@@ -90,6 +91,21 @@ def test_a_winner_is_promoted_from_its_page(operator: Client, policies: Any) -> 
 def test_a_draft_without_arms_says_what_it_needs(operator: Client) -> None:
     made = Experiment.objects.create(name="bare", agent="filer")
     assert "needs a control" in operator.get(f"/experiments/{made.pk}/").text
+
+
+def test_a_draft_that_cannot_start_says_so_once_and_leads_to_what_is_missing(operator: Client) -> None:
+    policy_of("filer-v3", Policy.Stage.CANDIDATE)
+    sent = {"name": "early", "challenger": "filer-v3", "metric": "thumbs_up", "ramp": "1"}
+    page = operator.post("/experiments/new/", sent, follow=True).text
+    assert "collecting" not in words(page)
+    assert page.count('class="fault') == 0
+    assert 'href="/policies/filer-v3/">Open filer-v3' in page
+    assert re.search(r'value="start" class="quiet" disabled>', page)
+    assert 'name="ramp"' not in page
+    draft = draft_of()
+    page = operator.get(f"/experiments/{draft.pk}/").text
+    assert "collecting" not in words(page)
+    assert re.search(r'value="start">Start with', page)
 
 
 def test_the_list_shows_verdicts_and_the_start_page_what_runs(operator: Client) -> None:

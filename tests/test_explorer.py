@@ -107,6 +107,8 @@ def test_decisions_are_found_by_what_stands_of_their_ratings() -> None:
     assert found(rated="corrected") == found(rated="noted") == ["answer 3"]
     assert found(rated="rated") == found(rated="people") == ["answer 3", "answer 2", "answer 1", "answer 0"]
     assert found(rated="unrated") == ["answer 5", "answer 4"]
+    # the stars of a simulated rater say nothing of what people like
+    assert (found(rated="liked"), found(rated="disliked")) == (["answer 0"], ["answer 2", "answer 1"])
 
 
 def test_what_no_index_knows_is_looked_for_a_bounded_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +154,26 @@ def test_filters_are_filled_in_and_stay_in_the_links(operator: Client) -> None:
     last = operator.get(older[1].replace("&amp;", "&")).text
     assert "answer 0" in last
     assert last.count('class="found-asked"') == 1
+
+
+def test_results_are_counted_asked_in_one_click_and_reset(operator: Client, monkeypatch: Any) -> None:
+    monkeypatch.setattr(listing, "COUNTED", 42)
+    for number in range(listing.PAGE + 2):
+        rating_submit(decision=decide(number), rater="ada", thumb="down" if number else "up")
+    page = operator.get("/decisions/?agent=assistant")
+    assert page.context["count"] == "42 decisions"
+    assert 'href="/decisions/?agent=assistant&amp;rated=disliked">disliked by people' in page.text
+    assert f"since={timezone.localdate() - timedelta(days=7)}" in page.text
+    assert ">reset<" not in page.text
+    disliked = operator.get("/decisions/?agent=assistant&rated=disliked")
+    assert (disliked.context["count"], disliked.context["narrowed"]) == (
+        "41 decisions",
+        ["disliked by people"],
+    )
+    assert 'href="/decisions/?agent=assistant">reset<' in disliked.text
+    decide(99)
+    assert operator.get("/decisions/").context["count"] == "more than 42 decisions"
+    assert operator.get("/decisions/?rated=liked").context["count"] == "1 decision"
 
 
 def test_what_cannot_be_asked_is_said(operator: Client) -> None:

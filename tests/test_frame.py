@@ -14,6 +14,7 @@ from django.urls import Resolver404, resolve
 
 from backend.design import design
 from backend.glossary import explained, terms
+from backend.installation import bundled_folder
 from backend.rest import errors
 from feedback.accounts.roles import role_give
 from feedback.accounts.sign_in import signin_link
@@ -26,6 +27,7 @@ from tests.test_content_security import inline
 
 pytestmark = pytest.mark.django_db
 
+TEMPLATES = bundled_folder("templates")
 PASSWORD = "correct horse battery"
 
 
@@ -99,7 +101,7 @@ def test_the_admins_first_page_lists_what_its_reader_may_see(client: Client) -> 
     assert "What an operator sets for an agent" in page
 
 
-@pytest.mark.parametrize("address", ["/admin/", "/admin/rl/policy/", "/admin/auth/user/add/", "/api/docs/"])
+@pytest.mark.parametrize("address", ["/admin/", "/admin/rl/policy/", "/admin/auth/user/", "/api/docs/"])
 def test_the_bar_of_the_pages_leads_back_from_everywhere(ada: Client, address: str) -> None:
     page = ada.get(address).text
     assert re.search(r'<a href="/rate/"', page[page.index('<header class="masthead">') :])
@@ -168,6 +170,32 @@ def test_every_page_says_what_runs_in_the_background(ada: Client) -> None:
     strip = re.search(r'<p class="at-work-strip">(.*?)</p>', ada.get("/glossary/").text, re.DOTALL)
     assert f'href="/runs/{run.pk}/"' in strip[1]
     assert "step 10 of 40" in strip[1]
+
+
+def test_a_raters_bar_leads_to_no_trainings(client: Client) -> None:
+    make_run(status="running", finished_at=None)
+    forget_all()
+    client.force_login(person("bob", "rater"))
+    page = client.get("/rate/").text
+    assert "at-work-strip" not in page
+    assert 'href="/runs/' not in page
+
+
+def test_pages_write_a_time_in_one_way() -> None:
+    pages = "".join(page.read_text("utf-8") for page in TEMPLATES.rglob("*.html"))
+    shown = set(re.findall(r"date:['\"](.*?)['\"]", pages))
+    assert shown == {"c", "Y-m", "Y-m-d", "Y-m-d H:i", "Y-m-d H:i:s"}
+
+
+def test_the_glossary_is_searched_by_name_and_meaning(ada: Client) -> None:
+    found = ada.get("/glossary/?q=Propensit")
+    assert "propensity" in [term.name for term in found.context["terms"]]
+    assert 0 < len(found.context["terms"]) < len(terms()) / 2
+    assert "No term has “&lt;b&gt;”" in ada.get("/glossary/", {"q": "<b>"}).text
+
+
+def test_the_admin_invites_people_on_the_page_of_people(ada: Client) -> None:
+    assert ada.get("/admin/auth/user/add/")["Location"] == "/people/"
 
 
 def test_the_navigation_counts_problems_where_there_are_any(ada: Client) -> None:

@@ -4,11 +4,12 @@ import re
 
 import pytest
 
-from feedback.services import decision_record
+from feedback.cache import forget_all
+from feedback.services import decision_record, rating_submit
 from rl.gates.rules import prompts_for_gain, prompts_to_show
 from rl.models import Policy, TrainingRun
 from rl.models.runs import LEARNER
-from rl.registry.checklist import gate_checklists
+from rl.registry.checklist import gate_checklists, policy_verdict
 from rl.selectors import AgentCard, agent_cards
 from rl.views.runs import stations_of, step_next
 from tests.support.api_client import signed_in
@@ -61,6 +62,32 @@ def test_harm_is_not_lifted_by_ratings() -> None:
     assert "More ratings will not change this" in champion.unmet[0].missing
 
 
+def test_an_open_gate_says_what_no_rule_asks_for() -> None:
+    policy = make_policy()
+    found = judged(policy)
+    assert (policy_verdict(policy).standing, policy_verdict(policy).caveat) == ("Ready to promote.", False)
+    right = {"value": 0.93, "low": 0.8, "high": 0.98, "n": 40}
+    baseline = {"trained_on": {"rows": 70}, "preference_accuracy": right}
+    found.figures |= {"simulated_share": 1.0, "baseline": baseline}
+    found.save()
+    html = signed_in("operator", "operator").get(f"/policies/{policy.name}/").text
+    assert 'class="said-plainly is-waits"' in html
+    # one action: the verdict leads to none beside the gate's own button
+    assert re.findall(r'<(?:a|button)[^>]*class="button"', html) == []
+    assert len(re.findall(r'<button type="submit" name="move" value="\w+">', html)) == 1
+    for number in range(30):
+        decision = decision_record(agent=policy.agent, messages=f"q {number}", response="a").row
+        for rater, thumb in (("ann", "up"), ("bob", "down" if number % 2 else "up")):
+            rating_submit(decision=decision, rater=rater, thumb=thumb)
+    forget_all()
+    verdict = policy_verdict(policy)
+    assert verdict.caveat
+    assert verdict.standing == (
+        "Ready to promote. But note: all of its ratings are simulated; the raters agree too little to rely on; "
+        "a simple classifier of the same ratings does better (93.0 %, this policy 87.5 %)."
+    )
+
+
 def test_an_open_gate_has_one_main_button() -> None:
     policy = make_policy()
     judged(policy)
@@ -75,7 +102,8 @@ def test_a_closed_gate_has_no_button_but_force_that_names_what_is_skipped() -> N
     judged(policy, both=20, wins=8, losses=4, neither=8)
     html = signed_in("operator", "operator").get(f"/policies/{policy.name}/").text
     assert re.search(r'disabled aria-describedby="gate-champion">Promote to champion', html)
-    assert re.search(r'name="move" value="challenger">Promote to challenger', html)
+    # the main button is what the verdict asks for next
+    assert re.search(r'name="move" value="challenger" class="quiet">Promote to challenger', html)
     assert "Skip “Better than what it replaces”" in words(html)
     assert html.count('name="force" required') == 1
 

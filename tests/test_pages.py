@@ -27,6 +27,7 @@ from rl.models import Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.registry import service as registry
 from rl.selectors import NO_FEEDBACK, AgentCard
 from rl.views.runs import stations_of, step_next
+from tests.support.api_client import signed_in
 from tests.support.registry_rows import make_policy, make_run
 from tests.support.said import words
 
@@ -106,8 +107,9 @@ def test_the_newest_run_is_shown_with_its_status(rater: Client) -> None:
     make_run()
     refused = make_run(status="refused", reason="too little")
     html = rater.get("/").text
-    assert f'href="/runs/{refused.pk}/"' in html
+    assert f'href="/runs/{refused.pk}/"' not in html  # a rater's pages do not lead to trainings
     assert "status-refused" in html
+    assert f'href="/runs/{refused.pk}/"' in signed_in("olga", "operator").get("/").text
     assert 'name="run"' in rater.get("/runs/").text
     refused.delete()
     assert 'name="run"' not in rater.get("/runs/").text
@@ -233,11 +235,14 @@ def test_an_operator_has_an_agent_trained_by_a_button(client: Client) -> None:
         for response, thumb in (("good", "up"), ("bad", "down")):
             decision = decision_record(agent="widgets", messages=f"p {number}", response=response).row
             rating_submit(decision=decision, rater="bob", thumb=thumb)
-    assert 'action="/runs/new/"' in client.get("/").text
+    # the page behind the button says how long it takes
+    assert 'href="/start/?agent=widgets&amp;step=train"' in client.get("/").text
+    assert re.search(r"Train about \d+ s", words(client.get("/start/?agent=widgets&step=train").text))
     answer = client.post("/runs/new/", {"agent": "widgets"})
     run = TrainingRun.objects.get()
     assert (run.status, run.agent, answer["Location"]) == ("queued", "widgets", f"/runs/{run.pk}/")
-    assert "It waits for a worker" in client.get(answer["Location"]).text
+    said = words(client.get(answer["Location"]).text)
+    assert re.search(r"Waits for a worker ?, takes about \d+ s", said)
     assert "Its training waits for a worker." in client.get("/").text
 
 
@@ -384,7 +389,7 @@ def test_a_finished_run_has_no_bar_and_one_at_work_has(rater: Client) -> None:
     TrainingRun.objects.filter(pk=run.pk).update(status="running", steps_done=12, finished_at=None)
     html = rater.get(f"/runs/{run.pk}/").text
     assert "<progress" in html
-    assert "12 of 58 steps" in words(html)
+    assert "Step 12 of 58" in words(html)
 
 
 def test_runs_side_by_side_share_charts_and_list_what_differs(rater: Client) -> None:

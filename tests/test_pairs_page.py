@@ -311,6 +311,7 @@ def test_the_result_shows_pairs_once_it_has_ended(operator: Client) -> None:
     stopped = operator.post(f"/judging/{judging.pk}/stop/", {"reason": "enough"}, follow=True)
     assert stopped.status_code == 200
     assert pair.answer.replace("'", "&#x27;") in stopped.text
+    assert re.search(r'<h2 id="finding"><span class="verdict finding-open">No verdict', stopped.text)
     judging.refresh_from_db()
     assert (judging.status, judging.verdict) == ("ended", "open")
     assert "enough" in judging.reason

@@ -22,6 +22,7 @@ def test_an_invitation_adds_a_person_with_a_role_and_signs_them_in_once() -> Non
     link = page.context["link"]
     assert (page.status_code, page["Cache-Control"].count("no-store")) == (200, 1)
     assert link.url in page.text
+    assert '<button type="button" data-copy="link" hidden>Copy</button>' in page.text
     ann = User.objects.get(username="ann")
     assert (list(ann.groups.values_list("name", flat=True)), ann.is_staff) == (["operator"], True)
     guest = Client()

@@ -218,7 +218,7 @@ def test_the_start_page_shows_the_job_at_work_and_asks_again(operator: Client) -
         agent="widgets", method="dpo", status="running", base_model="bundled", steps_done=3, steps_total=12
     )
     page = operator.get("/").text
-    assert "3 of 12 steps" in words(page)
+    assert "step 3 of 12" in words(page)
     assert 'data-live="on"' in page
     TrainingRun.objects.update(status="failed", reason="the disk was full", finished_at=timezone.now())
     page = operator.get("/").text

@@ -18,8 +18,8 @@ from rl.models import Policy, TrainingRun
 from rl.registry import service as registry
 from rl.registry.checklist import gate_checklists
 from rl.registry.incumbents import incumbent_sync
-from rl.selectors import AgentCard, agent_cards, run_eta_s
-from rl.views.runs import guide_of
+from rl.selectors import AgentCard, about_text, agent_cards, run_eta_s, work_of
+from rl.views.runs import guide_of, step_next
 from tests.support.api_client import person
 from tests.support.evaluations import judged
 from tests.support.registry_rows import make_policy, make_run
@@ -90,6 +90,51 @@ def test_the_way_to_go_is_told_by_the_training_alone_not_by_what_came_before_it(
     type(run).objects.update(steps_done=2)
     run.refresh_from_db()
     assert run_eta_s(run) == pytest.approx(80, abs=5)
+
+
+def test_a_run_has_one_time_to_go_that_covers_its_stages_and_begins_with_the_estimate() -> None:
+    now = timezone.now()
+    waiting = {"finished_at": None, "result": {"estimated_s": 200.0}}
+    run = make_run("shop", status="queued", **waiting)
+    assert (work_of(run).words, work_of(run).left) == ("waits for a worker", "takes about 3 min")
+    other = make_run("desk", status="running", finished_at=None)
+    assert work_of(run).words == f"waits until run {other.pk} of desk ends"
+    run = make_run("shop", status="running", started_at=now - timedelta(seconds=40), **waiting)
+    assert work_of(run).left == "about 3 min to go"
+    begun = {"phase": "sft stage, training", "phase_at": now - timedelta(seconds=10), "heartbeat_at": now}
+    make_run(
+        "shop",
+        method="sft",
+        stage_of=run,
+        status="running",
+        finished_at=None,
+        steps_total=20,
+        steps_done=10,
+        **begun,
+    )
+    assert work_of(run).words == "sft stage, training, step 10 of 20"
+    assert work_of(run).left == "about 3 min to go"  # not the ten seconds of its first stage
+    assert [about_text(seconds) for seconds in (1, 27, 100, 7800)] == [
+        "about 5 s",
+        "about 25 s",
+        "about 2 min",
+        "about 2 h 10 min",
+    ]
+
+
+def test_a_finished_verdict_stands_while_the_next_training_runs(operator: Client) -> None:
+    rated(10)
+    registry.policy_promote(make_policy("shop"), "champion", actor="eve", force=True, reason="a test")
+    newer = make_policy("shop")
+    run = make_run("shop", status="running", finished_at=None)
+    judged(newer)
+    assert (
+        step_next(card_of("shop")).kind == "judge"
+    )  # a comparison with the base model says nothing of the champion
+    judged(newer, "shop-v9")
+    said = words(operator.get("/").text)
+    assert f"{newer.name} is evaluated; promote or reject it. Run {run.pk} trains the next one." in said
+    assert step_next(card_of("shop")).kind == "promote"
 
 
 def test_an_operator_without_decisions_lands_there_and_a_rater_does_not(operator: Client) -> None:
@@ -240,7 +285,7 @@ def test_a_button_trains_and_leads_back_to_the_phases(operator: Client) -> None:
     assert placed.headers["Location"] == "/start/?agent=shop"
     run = TrainingRun.objects.get()
     assert (run.status, run.follow_up) == ("queued", "judge")
-    assert "Waiting for a worker" in words(operator.get("/start/?agent=shop").text)
+    assert "Waits for a worker" in words(operator.get("/start/?agent=shop").text)
     TrainingRun.objects.update(status="running", phase="training", steps_done=12, steps_total=58)
     for address in ("/start/?agent=shop", f"/runs/{run.pk}/"):
         assert "Training, step 12 of 58" in words(operator.get(address).text)

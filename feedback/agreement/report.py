@@ -19,11 +19,14 @@ from feedback.agreement.statistics import (
     krippendorff_alpha,
     rated_by_both,
 )
+from feedback.cache import CostAwareCache
 from feedback.models import Preference, RaterKind, Thumb
 from feedback.selectors import CHUNK, comparisons_standing, ratings_standing
 
 LOW_ALPHA = 0.4
 """Raters below this alpha are flagged: less than moderate agreement (Landis & Koch, Biometrics 33 (1977) 159-174)."""
+TENTATIVE_ALPHA = 0.667
+"""Least alpha that is good enough for tentative conclusions."""
 ENOUGH = 20
 """Fewest ratings shared with others before a rater's figures are shown."""
 MAX_PAIRS = 200
@@ -164,6 +167,20 @@ def agreement_report(agent: str, rater_kind: str | None = None) -> AgreementRepo
 _OTHER_SIDE = {Preference.LEFT.value: Preference.RIGHT.value, Preference.RIGHT.value: Preference.LEFT.value}
 
 
+def agreement_low(agent: str) -> bool:
+    """True if ENOUGH ratings of an agent have two raters, and these agree too little to rely on. Cached."""
+    return _low.get(agent, lambda: any(map(_is_low, agreement_report(agent).questions)))
+
+
+def _is_low(found: QuestionAgreement) -> bool:
+    return (
+        found.overlapping >= ENOUGH and found.alpha.value is not None and found.alpha.value < TENTATIVE_ALPHA
+    )
+
+
+_low: CostAwareCache[bool] = CostAwareCache()
+
+
 def _answers(agent: str) -> tuple[dict[tuple[str, str], _AnswerColumns], list[str]]:
     """({(rater kind, question): answers}, names of the raters by number)."""
     columns: defaultdict[tuple[str, str], _AnswerColumns] = defaultdict(_AnswerColumns)
@@ -221,7 +238,7 @@ def alpha_meaning(alpha: AgreementEstimate) -> str:
         return "all raters gave the same answer, so alpha is not defined"
     if alpha.value >= 0.8:
         return "reliable"
-    if alpha.value >= 0.667:
+    if alpha.value >= TENTATIVE_ALPHA:
         return "good enough for tentative conclusions"
     if alpha.value > 0:
         return "agreement is too low to rely on"

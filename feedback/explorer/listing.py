@@ -28,6 +28,8 @@ from feedback.storage.validation import Check, FeedbackRefused
 
 PAGE = 40
 """Decisions on one page."""
+COUNTED = 1_000
+"""Most decisions that the page counts."""
 MATCHING = 10_000
 """Most decisions withdrawn at once from the page; the command has no limit."""
 HISTORY = 200
@@ -35,6 +37,7 @@ HISTORY = 200
 
 GOOD = Q(score__gt=0.5) | Q(score=None, stars__gt=3) | Q(score=None, stars=None, thumb="up")
 BAD = Q(score__lt=0.5) | Q(score=None, stars__lt=3) | Q(score=None, stars=None, thumb="down")
+BY_PEOPLE = Q(rater_kind=RaterKind.HUMAN)
 RATING_FILTERS: dict[str, tuple[str, Q | None]] = {
     "rated": ("rated", Q()),
     "unrated": ("not rated", None),
@@ -42,7 +45,9 @@ RATING_FILTERS: dict[str, tuple[str, Q | None]] = {
     "bad": ("rated bad", BAD),
     "corrected": ("corrected", Q(correction__isnull=False)),
     "noted": ("with notes", ~Q(notes="")),
-    "people": ("rated by people", Q(rater_kind=RaterKind.HUMAN)),
+    "people": ("rated by people", BY_PEOPLE),
+    "liked": ("liked by people", GOOD & BY_PEOPLE),
+    "disliked": ("disliked by people", BAD & BY_PEOPLE),
     "disputed": ("raters differ", None),
 }
 """Name -> (label, condition that at least one standing rating meets; None: handled in `_filter_rated`)."""
@@ -116,6 +121,22 @@ def decisions_page(search: DecisionSearch, cursor: str = "") -> DecisionPage:
     page = keyset_page(found.defer("state", "candidates", "metadata"), cursor, PAGE, among=among)
     _with_ratings(page.rows)
     return DecisionPage(page.rows, page.next, page.looked_to)
+
+
+def count_text(search: DecisionSearch, page: DecisionPage, *, first: bool) -> str:
+    """Number of decisions that a search finds, counted up to COUNTED; empty on later pages and where LOOK ends it."""
+    count = len(page.decisions)
+    if not first or page.scan_end:
+        return ""
+    if page.older:
+        found, among = _search_query(search)
+        counted = keyset_page(found.only("pk", "created_at"), "", COUNTED, among=among)
+        if counted.looked_to:
+            return ""
+        count = len(counted.rows)
+        if counted.next:
+            return f"more than {count:,} decisions"
+    return f"{count:,} decision{'' if count == 1 else 's'}"
 
 
 def decision_ids_matching(search: DecisionSearch) -> list[uuid.UUID]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
+from datetime import timedelta
 from urllib.parse import urlencode
 
 from django.contrib import messages
@@ -12,6 +13,7 @@ from django.core.paginator import Paginator
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 
 from backend.rest.errors import RequestRefused
@@ -29,6 +31,7 @@ from feedback.explorer.listing import (
     MATCHING,
     RATING_FILTERS,
     DecisionSearch,
+    count_text,
     decisions_page,
     history_of,
     search_read,
@@ -87,7 +90,9 @@ def decisions(request: HttpRequest) -> HttpResponse:
         "min_reward": search.beyond_filter.get("min_reward", ""),
         "kinds": [(name, words) for name, (words, _) in RATING_FILTERS.items()],
         "asked": query,
-        "narrowed": [value for name, value in query.items() if name != "agent"],
+        "count": count_text(search, page, first=not cursor) if page else "",
+        "narrowed": [_narrowed(name, value) for name, value in query.items() if name != "agent"],
+        "quick": [(words, urlencode({**query, **more})) for words, more in _quick().items()],
         "may_withdraw": request.user.has_perm(SCOPE_PERMISSIONS["operate"]),
         "fault": fault,
         "found": page,
@@ -98,6 +103,24 @@ def decisions(request: HttpRequest) -> HttpResponse:
         "older": urlencode({**query, "before": page.older}) if page and page.older else "",
     }
     return render(request, "feedback/decisions.html", context, status=400 if fault else 200)
+
+
+def _narrowed(name: str, value: str) -> str:
+    """One condition of a search in words."""
+    if name == "rated":
+        return RATING_FILTERS[value][0]
+    return f"{name.replace('_', ' ')} {value}" if name in ("since", "until", "min_reward", "batch") else value
+
+
+def _quick() -> dict[str, dict[str, str]]:
+    """Searches of one click."""
+    week = f"{timezone.localdate() - timedelta(days=7):%Y-%m-%d}"
+    return {
+        "disliked by people": {"rated": "disliked"},
+        "not rated": {"rated": "unrated"},
+        "raters differ": {"rated": "disputed"},
+        "last week": {"since": week},
+    }
 
 
 def _row(decision: Decision) -> dict[str, object]:

@@ -35,6 +35,12 @@ ROWS_SHOWN = 5
 _ENDING = re.compile(r"\.[A-Za-z0-9]{1,8}")
 
 
+IN_A_SHELL = re.compile(r" Say which (with --format|column holds what|it is, as in --map).*", re.S)
+"""End of a refusal that says which option of the command would help: the page asks for it itself."""
+FIRST_FIELDS = ("prompt", "response", "rating", "correction")
+"""Fields that the page offers first."""
+
+
 @dataclass(frozen=True)
 class Upload:
     """A file that was uploaded, and how it is to be read; as it is kept in the session of whoever uploaded it."""
@@ -109,6 +115,26 @@ class Upload:
             if path:
                 text = text.replace(path, name)
         return text
+
+    def for_page(self, text: str) -> str:
+        """A message with the files' names, and the page's choices in place of a command's options."""
+        text = IN_A_SHELL.sub("", self.without_paths(text))
+        text = _OPTION.sub(lambda found: _choice(found["field"], found["column"]), text)
+        return text.replace("give --format NAME, or map columns with --map", "choose its format").replace(
+            "with --map what", "below what"
+        )
+
+
+_OPTION = re.compile(
+    r"(?:--map |(?<=\w),(?=\w+=))(?P<field>\w+)=(?P<column>.+?)(?=,\w+=|,? or |, wh|[.;]?$|[.;] )", re.M
+)
+"""A pair of the option `--map`, as in `--map prompt=question,response=answer`."""
+
+
+def _choice(field: str, column: str) -> str:
+    name, _, scale = column.partition(":")
+    of = "a column" if name == "COLUMN" else ", ".join(name.split("+"))
+    return f"“{'not read' if field == 'ignore' else field}” for {of}{f', scale {scale}' if scale else ''}"
 
 
 def upload_store(file: UploadedFile, ratings: UploadedFile | None, **how: Any) -> Upload:
@@ -197,8 +223,6 @@ def _keep(folder: Path, name: str, file: UploadedFile) -> str:
 
 # --- Trial: what an upload would bring, without storing anything -------------------------------------------
 
-IN_A_SHELL = re.compile(r" Say which (with --format|column holds what|it is, as in --map).*", re.S)
-"""End of a refusal that says which option of the command would help."""
 MAX_ROWS = 100
 """Refused rows that a page lists."""
 
@@ -249,11 +273,10 @@ def upload_try(upload: Upload, *, actor: str, fault: str = "") -> Trial:
         if not fault:
             report = order_import(upload.order(actor=actor, skip_bad=True), dry_run=True)
     except FormatRefused as refusal:
-        fault = upload.without_paths(str(refusal))
+        fault = upload.for_page(str(refusal))
     columns = offered_columns(previews)
     if fault and not upload.columns and (guessed := _trial_guessed(upload, columns, actor)):
         return guessed
-    fault = IN_A_SHELL.split(fault)[0]  # the page asks for it itself
     context = {
         "upload": upload,
         "name": upload.name,
@@ -270,13 +293,13 @@ def _trial_guessed(upload: Upload, columns: tuple[ColumnSeen, ...], actor: str) 
     """The trial of a file of unknown columns, read as their names suggest; None if that reads nothing."""
     if any(column.field for column in columns):
         return None
-    guess = _guess([column.name for column in columns])
+    guess = _guess(columns)
     if not {"prompt", "response"} <= set(guess):
         return None
     trial = upload_try(replace(upload, columns=guess), actor=actor)
     if trial.fault or not trial.context["any"]:
         return None
-    words = "Its columns were guessed by their names: check them below."
+    words = "Its columns were guessed by their names and values: check them below."
     return replace(trial, context={**trial.context, "notes": [words, *trial.context["notes"]]})
 
 
@@ -287,16 +310,16 @@ def _trial_context(upload: Upload, report: ImportReport) -> dict[str, object]:
     return {
         "format": known.title if known else "Several formats",
         "whose": sorted(report.agents),
-        "problem": report.problem,
+        "problem": upload.for_page(report.problem),
         "already_here": report.already_here,
         "rows": report.rows,
         "earlier": report.earlier,
         "counts": [(name, found[name]) for name in COUNTS if found[name]],
         "skipped": report.skipped_because.most_common(),
-        "refused": [(row, upload.without_paths(row.reason)) for row in report.refused[:MAX_ROWS]],
+        "refused": [(row, upload.for_page(row.reason)) for row in report.refused[:MAX_ROWS]],
         "refused_count": report.refused_count,
         "more": max(report.refused_count - MAX_ROWS, 0),
-        "notes": [upload.without_paths(note) for note in report.notes],
+        "notes": [upload.for_page(note) for note in report.notes],
         "any": report.rows_stored > 0 or report.stored_rows > 0,
     }
 
@@ -311,11 +334,13 @@ def _columns(upload: Upload, columns: tuple[ColumnSeen, ...], *, guess: bool) ->
     }
     guessed = not chosen and guess and not any(column.field for column in columns)
     if guessed:
-        chosen = {column: name for name, column in _guess([column.name for column in columns]).items()}
+        chosen = {column: name for name, column in _guess(columns).items()}
     rows = max((len(column.samples) for column in columns), default=0)
     return {
         "columns": [(column, chosen.get(column.name) if chosen else column.field) for column in columns],
         "fields": FIELDS,
+        "first_fields": FIRST_FIELDS,
+        "more_fields": [name for name in FIELDS if name not in (*FIRST_FIELDS, "ignore")],
         "is_mapped": bool(chosen),
         "is_guessed": guessed and bool(chosen),
         "first_rows": [
@@ -325,10 +350,25 @@ def _columns(upload: Upload, columns: tuple[ColumnSeen, ...], *, guess: bool) ->
     }
 
 
-def _guess(names: list[str]) -> dict[str, str]:
-    """Field -> column by their names; the column before the response is the prompt, where none is called so."""
+def _guess(columns: tuple[ColumnSeen, ...]) -> dict[str, str]:
+    """Field -> column by their names; the column before the response is the prompt, where none is called so. Else the
+    first two columns of text are prompt and response."""
+    names = [column.name for column in columns]
     found = columns_guessed(names)
     if "prompt" not in found and (response := found.get("response")):
         before = [name for name in names[: names.index(response)] if name not in found.values()]
-        found |= {"prompt": before[-1]} if before else {}
+        return found | ({"prompt": before[-1]} if before else {})
+    texts = [column.name for column in columns if column.name not in found.values() and _is_text(column)]
+    for name in ("prompt", "response"):
+        if name not in found and texts:
+            found[name] = texts.pop(0)
     return found
+
+
+TEXT_CHARS = 4
+"""Mean length from which a column's values are taken for text."""
+
+
+def _is_text(column: ColumnSeen) -> bool:
+    words = [text for text in column.samples if re.search(r"[^\W\d_]{2}", text)]
+    return bool(words) and sum(map(len, words)) / len(words) >= TEXT_CHARS

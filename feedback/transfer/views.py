@@ -109,7 +109,7 @@ def _file_retry(request: HttpRequest) -> HttpResponse:
     try:
         changed = upload_mapped(upload, request.POST)
     except FormatRefused as refusal:
-        return _trial_response(request, upload, fault=upload.without_paths(str(refusal)))
+        return _trial_response(request, upload, fault=upload.for_page(str(refusal)))
     return _trial_response(request, changed)
 
 
@@ -137,7 +137,7 @@ def import_do(request: HttpRequest) -> HttpResponse:
     try:
         report = order_import(upload.order(actor=request.user.get_username(), skip_bad=skip_bad))
     except (FormatRefused, ImportRefused) as refusal:
-        return _form(request, fault=upload.without_paths(str(refusal)), status=400)
+        return _form(request, fault=upload.for_page(str(refusal)), status=400)
     finally:
         _forget(request)
     if report.batch is None:

@@ -194,6 +194,17 @@ def _share(found: Figures) -> str:
     return _amount({**found, "unit": "points"})
 
 
+def classifier_ahead(figures: Figures) -> str:
+    """That a simple classifier of the same rows does better than the policy, with both figures; empty otherwise."""
+    baseline = figures.get("baseline") or {}
+    found = headline(baseline)
+    own = headline(baseline.get("policy") or {}) or headline(figures)
+    if found is None or own is None or own["kind"] != found["kind"] or own["value"] >= found["value"]:
+        return ""
+    other, mine = (_amount({**one, "low": None}) for one in (found, own))
+    return f"a simple classifier of the same ratings does better ({other}, this policy {mine})"
+
+
 def baseline_text(figures: Figures) -> str:
     """Result of a simple classifier of the same training rows, in a sentence; empty without one."""
     baseline = figures.get("baseline") or {}

@@ -29,7 +29,7 @@ RULE_TITLES = {
     "ratings": "Ratings are not only complaints",
     "raters": "Gain does not depend on one rater",
     "reward": "Reward does not fall",
-    "fields": "As right as a simple classifier",
+    "fields": "Each field as right as a classifier",
     "valid": "Answers stay valid",
     "kl": "Stays near its reference",
     "general": "Still answers general prompts",

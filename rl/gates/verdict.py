@@ -75,6 +75,9 @@ class Verdict:
     """True if the rated prompts were drawn at random, or all prompts on which the two differ are rated; None without
     known answers."""
 
+    caveat: bool = False
+    """True if the gate opens and something no rule asks for speaks against a promotion."""
+
     @property
     def words(self) -> str:
         """Result and standing, as commands and REST show them."""

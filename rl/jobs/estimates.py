@@ -257,6 +257,11 @@ STARTING_S = 40
 """Seconds that a worker takes to load the libraries and the model, beside the steps: 38 were measured on two cores."""
 
 
+def seconds_of(expected: OrderEstimate) -> float:
+    """Seconds from a worker's taking an order to its policy."""
+    return STARTING_S + 60 * expected.minutes
+
+
 def automatic_plan(agent: str) -> dict[str, Any]:
     """Method, samples, steps, seconds and doubt of the training that `auto` would start now; or why it would be
     refused."""
@@ -275,7 +280,7 @@ def automatic_plan(agent: str) -> dict[str, Any]:
         "reason": order.reason.removeprefix(f"auto took {order.method}: "),
         "samples": expected.policy.samples,
         "steps": expected.steps,
-        "seconds": STARTING_S + 60 * expected.minutes,
+        "seconds": seconds_of(expected),
         "warning": expected.policy.warning,
     }
 
@@ -309,7 +314,8 @@ def order_place(order: TrainOrder, *, follow: bool = False, judge: bool = False)
         if same is not None and order.source == "db":  # each job over a file is a run of its own
             return same
         run = run_enqueue(order)
-        TrainingRun.objects.filter(pk=run.pk).update(follow_up=wanted)
+        run.result["estimated_s"] = seconds_of(estimate)
+        TrainingRun.objects.filter(pk=run.pk).update(follow_up=wanted, result=run.result)
         run_dispatch(run)
     run.refresh_from_db()
     return run

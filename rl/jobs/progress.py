@@ -60,8 +60,10 @@ class PhaseRecorder:
             # a stage of an export, whose total may be bytes: the stage says more than they do
             words = f"{name.partition(', ')[0]}, {text}"
         else:
-            counted = (f"{name}, {done:,} of {total:,}", self.pace.words(done, total))
-            words = ", ".join(filter(None, counted)) if total else name
+            words = f"{name}, {done:,} of {total:,}" if total else name
+            # a run at work has one clock on pages, that of the whole run: `work_of`
+            if total and self.run.status != TrainingRun.Status.RUNNING:
+                words = ", ".join(filter(None, (words, self.pace.words(done, total))))
         self.words = words
         self._write(words, new=not total)
 

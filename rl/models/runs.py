@@ -242,7 +242,7 @@ class TrainingRun(models.Model):
     @property
     def phase_words(self) -> str:
         """The phase with its steps; empty between phases."""
-        steps = self.phase == TRAINING and self.steps_total
+        steps = self.phase.endswith(TRAINING) and self.steps_total
         return f"{self.phase}, step {self.steps_done} of {self.steps_total}" if steps else self.phase
 
     @property

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from backend.bodies import Answer
 from backend.installation import PROGRAM
+from feedback.agreement.report import agreement_low
 from feedback.cache import CostAwareCache
 from feedback.rating.requests import sampled_prompts
 from feedback.selectors import feedback_counts_cached
 from rl.datasets.gate_distance import Distance, gate_distances_cached
 from rl.datasets.holdout import SplitCounts, prompts_until, share_held_out
+from rl.gates.headlines import classifier_ahead
 from rl.gates.report import NOT_APPLICABLE, RULE_TITLES, Evidence, GateBounds, GateReport, RuleResult
 from rl.gates.rules import CHALLENGER, CHAMPION, MAX_PROMPTS, alpha_of_attempt, prompts_for_gain
-from rl.gates.verdict import SERVING, Verdict, verdict_compared, verdict_open
+from rl.gates.verdict import READY, SERVING, Verdict, verdict_compared, verdict_open
 from rl.models import Evaluation, Policy
 from rl.registry.comparisons import evaluation_newest_paired
 from rl.registry.gate_evidence import (
@@ -142,7 +144,20 @@ def policy_verdict(policy: Policy) -> Verdict:
         )
     if standing:
         return replace(found, state=SERVING, standing=standing, action=None)
+    if found.state == READY and (caveats := _caveats(policy.agent, evaluation)):
+        return replace(found, standing=f"{found.standing} But note: {'; '.join(caveats)}.", caveat=True)
     return found
+
+
+def _caveats(agent: str, evaluation: Evaluation | None) -> list[str]:
+    """What no rule of the gate asks for and a person should know before a promotion."""
+    figures = evaluation.figures if evaluation else {}
+    share = figures.get("simulated_share") or 0.0
+    simulated = (
+        "" if not share else f"{'all' if share == 1 else f'{100 * share:.0f} %'} of its ratings are simulated"
+    )
+    low = "the raters agree too little to rely on" if agreement_low(agent) else ""
+    return [words for words in (simulated, low, classifier_ahead(figures)) if words]
 
 
 def _sampled(agent: str, evidence: Evidence) -> bool:

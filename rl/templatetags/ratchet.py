@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from django import template
 
+from rl.models import TrainingRun
+from rl.selectors import Work, work_of
+
 register = template.Library()
 
 
@@ -31,6 +34,12 @@ def duration(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+@register.filter
+def work(run: TrainingRun) -> Work:
+    """What a run in the background does now, and how long it still needs."""
+    return work_of(run)
 
 
 @register.filter

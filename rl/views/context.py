@@ -14,7 +14,7 @@ from feedback.cache import TTLCache
 from feedback.explorer.decision_facts import Link, LinkedFacts, RewardComponent
 from feedback.storage.problem_rows import problems
 from rl.models import Policy, RewardRecord, TrainingRun
-from rl.selectors import run_eta_s
+from rl.selectors import Work, work_of
 
 _works_cache: TTLCache[list[Work]] = TTLCache()
 _problems_cache: TTLCache[int] = TTLCache()
@@ -43,7 +43,7 @@ SECTIONS = (
         "feedback.view_decision",
         "decision import imports import-one import-undo export decisions-withdraw",
     ),
-    Section("Runs", "runs", "feedback.add_rating", "run runs-compared"),
+    Section("Runs", "runs", "rl.view_trainingrun", "run runs-compared"),
     Section(
         "Policies",
         "policies",
@@ -64,14 +64,6 @@ class NavigationItem:
     url: str
     current: bool = False
     count: int = 0
-
-
-@dataclass(frozen=True)
-class Work:
-    """A run at work, waiting for a worker, or with a follow-up, and the seconds it still needs if that is known."""
-
-    run: TrainingRun
-    eta_s: float | None
 
 
 def frame(request: HttpRequest) -> dict[str, object]:
@@ -103,16 +95,21 @@ def _count_of(page: str) -> int:
 
 
 def at_work(request: HttpRequest) -> list[Work]:
-    """Runs in the background, for those who may see runs."""
-    return _works_cache.get("all", _works) if request.user.has_perm("feedback.add_rating") else []
+    """Runs in the background, for those who may see why they are there. A run's own page says more."""
+    match = request.resolver_match
+    shown = match.kwargs.get("pk") if match and match.url_name == "run" else None
+    may_see = request.user.has_perm("rl.view_trainingrun")
+    return [one for one in _works_cache.get("all", _works) if one.run.pk != shown] if may_see else []
 
 
 def _works() -> list[Work]:
     status = TrainingRun.Status
     followed = Q(status=status.SUCCEEDED, follow_up__in=TrainingRun.FOLLOW_UP_PENDING)
-    found = TrainingRun.objects.filter(Q(status__in=[status.QUEUED, status.RUNNING]) | followed)
+    found = TrainingRun.objects.filter(
+        Q(status__in=[status.QUEUED, status.RUNNING], stage_of=None) | followed
+    )
     rows = found.defer("recipe", "libraries", "hardware").order_by("-pk")[:WORKS_SHOWN]
-    return [Work(run, run_eta_s(run)) for run in rows]
+    return [work_of(run) for run in rows]
 
 
 def facts_of(decision: uuid.UUID, policy: str) -> LinkedFacts:

@@ -18,9 +18,7 @@ from rl.experiments.results import Results, results_cached
 from rl.experiments.schedule import ramp_next, winner_promote
 from rl.experiments.summary import VERDICTS, effect_text, summarize
 from rl.experiments.traffic import (
-    ANSWERING,
     ExperimentRefused,
-    arms_of,
     experiment_draft,
     experiment_ramp,
     experiment_start,
@@ -165,17 +163,6 @@ def experiment_new(request: HttpRequest) -> HttpResponse:
     except ExperimentRefused as refusal:
         messages.error(request, str(refusal))
         return _list(request, making=True)
-    for arm in arms_of(draft):
-        if (
-            arm.policy is not None
-            and not arm.is_control
-            and not draft.shadow
-            and arm.policy.stage not in ANSWERING
-        ):
-            messages.error(
-                request,
-                f"{arm.policy.name} is {arm.policy.stage}: promote it to challenger before you start.",
-            )
     return redirect("experiment", draft.pk)
 
 

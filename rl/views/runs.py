@@ -22,6 +22,7 @@ from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
 from rl.datasets.examples import EXAMPLE_REASONS
 from rl.datasets.pairs import REASONS as PAIR_REASONS
 from rl.gates.headlines import headline_of
+from rl.gates.verdict import OPEN as NOT_COMPARED
 from rl.jobs import lifecycle
 from rl.jobs.estimates import order_automatic, order_place
 from rl.jobs.lifecycle import run_log_tail
@@ -31,7 +32,7 @@ from rl.models.runs import RunRefused
 from rl.recipes import DATASET_CONFIG
 from rl.registry.checklist import policy_verdict
 from rl.reward_models.service import ranking_text, reward_model_of
-from rl.selectors import STOPPED_STATUSES, AgentCard, agent_cards, run_eta_s, run_get, run_series, runs_newest
+from rl.selectors import STOPPED_STATUSES, AgentCard, agent_cards, run_get, run_series, runs_newest
 
 DONE, NOW, OPEN, FAULT = "done", "now", "open", "fault"
 """Drawn states of a station: passed, being worked at or the next to reach, not reached, stopped there."""
@@ -157,6 +158,14 @@ def step_next(card: AgentCard) -> LoopStep:
 
 def _step(card: AgentCard) -> LoopStep:
     feedback, newest, run = card.counts.feedback, card.newest, card.run
+    refused = newest and newest.stage in (Policy.Stage.CANDIDATE, Policy.Stage.REJECTED) and card.gate_refusal
+    if newest and newest.stage == Policy.Stage.CANDIDATE and headline_of(newest.metrics) and not refused:
+        meanwhile = f" Run {run.pk} trains the next one." if run and card.works else ""
+        newer = card.newer
+        if newer is not None and newer.state == NOT_COMPARED:
+            return LoopStep("judge", f"{newest.name}: {newer.standing}{meanwhile}", newest.name)
+        words = f"{newest.name} is evaluated; promote or reject it.{meanwhile}"
+        return LoopStep("promote", words, newest.name)
     if card.works:
         waits = run is not None and run.status == TrainingRun.Status.QUEUED
         return LoopStep("watch", "Its training waits for a worker." if waits else "It is being trained.")
@@ -173,9 +182,6 @@ def _step(card: AgentCard) -> LoopStep:
         return LoopStep("train", "There are enough ratings for a first training.")
     if headline_of(newest.metrics) is None:
         return LoopStep("judge", f"{newest.name} was not evaluated on held-out prompts yet.", newest.name)
-    refused = newest.stage in (Policy.Stage.CANDIDATE, Policy.Stage.REJECTED) and card.gate_refusal
-    if newest.stage == Policy.Stage.CANDIDATE and not refused:
-        return LoopStep("promote", f"{newest.name} is evaluated; promote or reject it.", newest.name)
     before = f"{newest.name} did not pass the gate: {card.gate_refusal}. " if refused else ""
     if card.buffer >= card.retrain_threshold:
         return LoopStep("train", f"{before}{card.buffer:,} {card.noun} are new since the last training.")
@@ -396,7 +402,6 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "epochs": [str(folder) for folder in lifecycle.run_epochs(run_row)],
             "left_out": _omissions(run_row),
             "recipe": sorted((name, value) for name, value in run_row.recipe.items() if name != "seed"),
-            "eta": run_eta_s(run_row),
             "live": run_row.is_unfinished or run_row.kept_run.is_followed,
             "may_work": request.user.has_perm("rl.change_policy"),
             "working": run_row.kept_run.is_followed,

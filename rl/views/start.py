@@ -313,7 +313,7 @@ def _start_bring(request: HttpRequest) -> HttpResponse:
         try:
             return _trial_response(request, upload_mapped(upload, request.POST))
         except FormatRefused as refusal:
-            return _trial_response(request, upload, fault=upload.without_paths(str(refusal)))
+            return _trial_response(request, upload, fault=upload.for_page(str(refusal)))
     _forget(request)
     agent = request.POST.get("agent", "").strip().lower()
     if agent and not re.fullmatch(SLUG_PATTERN, agent):
@@ -350,7 +350,7 @@ def start_take(request: HttpRequest) -> HttpResponse:
     try:
         report = order_import(order)
     except (FormatRefused, ImportRefused) as refusal:
-        return _bring_again(request, upload.without_paths(str(refusal)))
+        return _bring_again(request, upload.for_page(str(refusal)))
     finally:
         _forget(request)
     note = messages.warning if report.problem or report.batch is None else messages.success

@@ -15,7 +15,9 @@
       try {
         const answer = await fetch(region.dataset.liveFrom || location.href, { headers: { "X-Live": "1" }, credentials: "same-origin" });
         if (answer.ok) {
-          const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-live]");
+          const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+          const fresh = page.querySelector("[data-live]");
+          if (page.querySelector(".masthead")) document.querySelector(".at-work-strip")?.replaceWith(page.querySelector(".at-work-strip") || "");
           if (fresh && !busy(region)) {
             document.dispatchEvent(new Event("live:leaving"));
             for (const details of fresh.querySelectorAll("details[id]")) {

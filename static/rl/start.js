@@ -1,5 +1,16 @@
-// A file dropped on the field for lines is put in the file field of its form; a small text file is shown in it.
+// A button copies the text that its data-copy names. A file dropped on the field for lines is put in the file field of
+// its form; a small text file is shown in it.
 "use strict";
+for (const button of document.querySelectorAll("[data-copy]")) {
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const text = document.getElementById(button.dataset.copy);
+    // navigator.clipboard is there over https and on the loopback alone
+    getSelection().selectAllChildren(text);
+    document.execCommand("copy");
+    button.textContent = "Copied";
+  });
+}
 (() => {
   const field = document.querySelector("[data-drop]");
   const picked = document.querySelector('input[name="file"]');
