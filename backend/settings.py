@@ -527,6 +527,8 @@ if GATEWAY_WITHOUT_RECORDING not in ("answer", "refuse"):
     raise ImproperlyConfigured(
         f"GATEWAY_WITHOUT_RECORDING must be answer or refuse, found {GATEWAY_WITHOUT_RECORDING!r}"
     )
+# RATCHET_HOME as these servers see it: vLLM reads adapters from there.
+ENGINE_HOME = Path(os.environ.get("ENGINE_HOME") or RATCHET_HOME)
 LOCAL_API_KEY = (os.environ.get("LOCAL_API_KEY") or "").strip()
 if not (LOCAL_API_KEY.isascii() and LOCAL_API_KEY.isprintable()):
     raise ImproperlyConfigured("LOCAL_API_KEY must be one line of letters, digits and signs")

@@ -62,9 +62,11 @@ class RlConfig(AppConfig):
         from rl import agents
         from rl.bundled_models import added_models_in
         from rl.models.agent_definitions import agent_defined
-        from rl.registry.service import policy_promoting
+        from rl.registry.service import policy_moved, policy_promoting
         from rl.rewards.graders import model_asked
+        from rl.serving.engines import reconcile_soon
         from rl.serving.files import prepare_before_promotion
+        from rl.serving.publication import reconcile_before_promotion
 
         added_models_in(lambda: settings.RATCHET_HOME / "models")
         plugins_load("agents", settings.RATCHET_AGENTS)
@@ -75,6 +77,8 @@ class RlConfig(AppConfig):
             agents.finders.append(agent_defined)
         model_asked[:] = [score_model_ask]
         policy_promoting.connect(prepare_before_promotion, dispatch_uid="rl.serving.files")
+        policy_promoting.connect(reconcile_before_promotion, dispatch_uid="rl.serving.publication")
+        policy_moved.connect(reconcile_soon, dispatch_uid="rl.serving.engines")
         commands_enter()
         checks.register(plugins_check)
         plugin_faults_log()

@@ -24,6 +24,7 @@ from backend.plugins import plugin_faults
 from feedback.models import Decision
 from feedback.recording.recorder import outbox_of, spool_folder
 from rl.models import Artifact, Policy, RewardModelVersion, TrainingRun
+from rl.serving.engines import adapters_here
 
 WRONG, REMARK = "wrong", "remark"
 LITTLE_DISK_BYTES = 1_000_000_000
@@ -287,6 +288,15 @@ def artifact_faults() -> Findings:
             yield wrong("artifacts", f"the file of {what} is missing: {place}", step)
 
 
+def engine_faults() -> Findings:
+    for row in adapters_here().exclude(fault=""):
+        yield wrong(
+            "engines",
+            f"{row.engine} does not answer with the adapter {row.policy.name}: {_line(row.fault)}",
+            f"{PROGRAM} online_learner tick tries again (serve does this by itself); docs/operations.md#engines",
+        )
+
+
 def spool_faults() -> Findings:
     folder = spool_folder()
     if not folder.is_dir():
@@ -316,6 +326,7 @@ OF_THE_DATABASE: tuple[Callable[[], Findings], ...] = (
     clock_faults,
     worker_faults,
     artifact_faults,
+    engine_faults,
     spool_faults,
     webhook_faults,
 )

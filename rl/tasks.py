@@ -18,6 +18,7 @@ from rl.jobs.lifecycle import run_failed_notify, run_log_tail, runs_reclaim, run
 from rl.models import Experiment, JudgingRound, TrainingRun
 from rl.models.runs import run_folder
 from rl.online import learner
+from rl.serving.publication import reconcile
 
 logger = logging.getLogger("rl.tasks")
 
@@ -101,6 +102,11 @@ def tick() -> list[str]:
     done = learner.tick()
     tracking.sync_quietly()
     return done
+
+
+def engines() -> list[str]:
+    """Bring the adapters on the team's own servers up to date, between two ticks."""
+    return reconcile()
 
 
 def rewards() -> dict[str, object]:

@@ -14,6 +14,7 @@ from rl.models.learning import Learnt as Learnt
 from rl.models.learning import ServingSettings as ServingSettings
 from rl.models.policies import Artifact as Artifact
 from rl.models.policies import BenchmarkResult as BenchmarkResult
+from rl.models.policies import EngineAdapter as EngineAdapter
 from rl.models.policies import Evaluation as Evaluation
 from rl.models.policies import JudgedPair as JudgedPair
 from rl.models.policies import JudgingRound as JudgingRound

@@ -242,6 +242,26 @@ class Artifact(models.Model):
         return f"{self.policy} {self.format} {self.quantization}".rstrip()
 
 
+class EngineAdapter(models.Model):
+    """A policy's adapter on one of the team's own servers, which gets traffic for it once it is proved."""
+
+    engine = models.CharField(max_length=300, help_text="Host and port of the server, from LOCAL_BACKENDS")
+    policy = models.ForeignKey(Policy, on_delete=models.CASCADE, related_name="engines")
+    proved_at = models.DateTimeField(
+        null=True, help_text="When its probe answer differed from the base's; empty: it gets no traffic"
+    )
+    fault = models.TextField(blank=True, help_text="Why it does not answer there")
+    tries = models.PositiveIntegerField(default=0, help_text="Failures in a row")
+    try_after = models.DateTimeField(default=timezone.now, help_text="Nobody publishes it before this time")
+
+    class Meta:
+        ordering = ["engine", "id"]
+        constraints = [models.UniqueConstraint(fields=["engine", "policy"], name="engine_adapter_once")]
+
+    def __str__(self) -> str:
+        return f"{self.policy} on {self.engine}"
+
+
 class StoredFile(models.Model):
     """A file in the artefact store, by its path and its content."""
 

@@ -39,6 +39,7 @@ from rl.models.runs import LEARNER
 from rl.online import champion_monitor
 from rl.recipes import DATASET_CONFIG, RecipeError
 from rl.registry.incumbents import incumbent_sync
+from rl.serving.publication import reconcile
 from rl.serving.routes import routes_reset
 from rl.serving.routing import budgets_notice
 from rl.serving.shadow import challenger_of
@@ -313,6 +314,7 @@ _PARTS: tuple[tuple[str, Callable[[], list[str]]], ...] = (
     ("budgets", budgets_notice),
     ("shadows", _shadows),
     ("routes", routes_reset),
+    ("engines", reconcile),
 )
 """Parts of a tick that are not per agent."""
 

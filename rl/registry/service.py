@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from django.conf import settings
@@ -427,6 +428,7 @@ def _move(
             )
             if to in (Stage.REJECTED, Stage.RETIRED):
                 rounds_end(current, f"was {to}")
+            transaction.on_commit(partial(policy_moved.send, sender=Policy))
     except IntegrityError as error:
         # two promotions at once: the database keeps one champion per agent
         raise RegistryRefused(
@@ -458,6 +460,9 @@ def policy_move(policy: Policy, move: str, *, actor: str, reason: str, force: bo
 
 policy_promoting = Signal()
 """Sent with `policy` before it is promoted. A receiver that cannot serve it raises PreparationRefused."""
+
+policy_moved = Signal()
+"""Sent once a policy's new stage is committed."""
 
 
 class PreparationRefused(RuntimeError):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
 import random
 import re
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import urllib3
@@ -29,6 +27,7 @@ from urllib3.exceptions import (
 from rl.decoding.unique_items import UniqueItems, items_repeated
 from rl.serving.assembly import answer_of
 from rl.serving.base import (
+    BASE,
     Answer,
     Ask,
     BackendFailed,
@@ -51,12 +50,12 @@ from rl.serving.dialects.chat import (
     chat_body,
     error_read,
     events_read,
-    key_hidden,
     object_read,
     pieces,
     request_id,
     retry_after,
 )
+from rl.serving.engines import UNPUBLISHED, Engine
 
 logger = logging.getLogger("rl.serving")
 
@@ -81,10 +80,6 @@ WEAKER_S = 600.0
 SPARE = {"user", "metadata", "store", "safety_identifier", "service_tier", "stream_options"}
 SPARE |= {"prompt_cache_key", "prompt_cache_retention"}
 """Fields that say nothing about the answer: left out for a model that once refused them by name."""
-LIST_S = 60.0
-"""Seconds for which a server's list of models is believed."""
-LIST_AGAIN_S = 2.0
-"""Seconds until a model that is not on the list is looked for again."""
 LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}
 """Either name of the limit -> the other one; newer models of OpenAI refuse the first."""
 LONGEST_TOKEN = 8
@@ -94,12 +89,14 @@ NO_CONNECTION = (NewConnectionError, ConnectTimeoutError, ProxyError, SSLError)
 
 @dataclass(frozen=True)
 class _Turn:
-    """One request's model by the endpoint's name, that model's breaker, the request's deadline and its path."""
+    """One request's model by the endpoint's name, that model's breaker, the request's deadline, its path and the fields
+    that choose an adapter."""
 
     model: str
     breaker: CircuitBreaker
     deadline: float
     path: str
+    fields: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def left_s(self) -> float:
@@ -150,7 +147,7 @@ class EndpointBackend:
         """Model -> its name for the most tokens of an answer."""
         self._weaker_until: dict[str, float] = {}
         """Model that does not know `json_schema` -> when it is asked for it again."""
-        self._list = ModelList(self) if listed else None
+        self.engine = Engine(self) if listed else None
 
     def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
         """A whole answer."""
@@ -179,7 +176,8 @@ class EndpointBackend:
 
     def embeddings(self, body: Mapping[str, object], timeout_s: float) -> Object:
         """The answer to `POST /embeddings`, as the server sends it."""
-        with self._turn(str(body["model"]), time.monotonic() + timeout_s, "embeddings") as turn:
+        model = Model(BASE, str(body["model"]))
+        with self._turn(model, time.monotonic() + timeout_s, "embeddings") as turn:
             response = self._post(body, turn)
             with self._reading(response, turn):
                 found = self._object(response, turn)
@@ -200,15 +198,26 @@ class EndpointBackend:
     def reachable(self) -> bool:
         """True if the server answers at all."""
         try:
-            self.models_get(self.endpoint.connect_timeout_s)
+            self.get("models", self.endpoint.connect_timeout_s)
         except (HTTPError, OSError):
             return False
         return True
 
-    def models_get(self, timeout_s: float) -> BaseHTTPResponse:
-        """The response to `GET /models`. Raises HTTPError, OSError."""
+    def get(self, path: str, timeout_s: float) -> BaseHTTPResponse:
+        """The response to a GET below the endpoint's address. Raises HTTPError, OSError."""
         return self._pool.request(
-            "GET", f"{self.url}/models", headers=self._headers, timeout=timeout_s, retries=False
+            "GET", f"{self.url}/{path}", headers=self._headers, timeout=timeout_s, retries=False
+        )
+
+    def post(self, path: str, body: Mapping[str, object], timeout_s: float) -> BaseHTTPResponse:
+        """The response to a POST of JSON, tried once. Raises HTTPError, OSError."""
+        return self._pool.request(
+            "POST",
+            f"{self.url}/{path}",
+            body=json.dumps(body).encode(),
+            headers=self._headers,
+            timeout=urllib3.Timeout(connect=self.endpoint.connect_timeout_s, read=timeout_s),
+            retries=False,
         )
 
     def key_hidden(self, text: str) -> str:
@@ -220,22 +229,24 @@ class EndpointBackend:
     def _asked(self, ask: Ask, model: Model, deadline: float) -> Iterator[Piece]:
         """The pieces of an answer; one and a last one where the server sends it whole."""
         self._context_check(ask)
-        named = model.base_model if model.is_the_apps else model.name
-        with self._turn(named, deadline, self._dialect.path) as turn:
+        with self._turn(model, deadline, self._dialect.path) as turn:
             response, sent = self._post_in_form(ask, model, turn)
             yield from self._read(response, sent, turn)
 
     @contextmanager
-    def _turn(self, named: str, deadline: float, path: str) -> Iterator[_Turn]:
+    def _turn(self, model: Model, deadline: float, path: str) -> Iterator[_Turn]:
         """A place among the requests to this endpoint. Errors within it are raised without the API key."""
         if self.endpoint.fault:
             raise BackendFailed(self.endpoint.fault, kind="refused")
         with self._turns.turn(max(deadline - time.monotonic(), 0.0)):
             try:
-                if self._list is not None:
-                    named = self._list.name_of(named)
+                place: tuple[str, Mapping[str, object]]
+                place = (model.base_model if model.is_the_apps else model.name), {}
+                if self.engine is not None:
+                    place = self.engine.place_of(model)
+                named, fields = place
                 breaker = self._breakers.setdefault(named, CircuitBreaker(f"{named} on {self.name}"))
-                yield _Turn(named, breaker, deadline, path)
+                yield _Turn(named, breaker, deadline, path, fields)
             except (BackendFailed, ServingRefused) as failure:
                 failure.args = (self.key_hidden(str(failure)),)
                 raise
@@ -291,8 +302,9 @@ class EndpointBackend:
             response.close() if is_stream else response.release_conn()
         turn.breaker.record_success()
 
-    def _sent(self, ask: Ask, model: Model, named: str) -> Sent:
+    def _sent(self, ask: Ask, model: Model, turn: _Turn) -> Sent:
         """The request's body for a model of this endpoint."""
+        named = turn.model
         is_weaker = self._weaker_until.get(named, 0.0) > time.monotonic()
         schemas = "json_object" if is_weaker else self.endpoint.schemas
         ask = dataclasses.replace(ask, limit_field=self._limit_fields.get(named, ask.limit_field))
@@ -312,13 +324,14 @@ class EndpointBackend:
         refused = self._refused_fields.get(named, set())
         left_out = sent.left_out + (("json_schema",) if is_weaker and "response_format" in body else ())
         return Sent(
-            {key: value for key, value in sent.body.items() if key not in refused} | dict(model.parameters),
+            {key: value for key, value in sent.body.items() if key not in refused}
+            | {**turn.fields, **model.parameters},
             tuple(name for name in left_out if name not in model.parameters),
         )
 
     def _post_in_form(self, ask: Ask, model: Model, turn: _Turn) -> tuple[BaseHTTPResponse, Sent]:
         """The answer with its head read. A server that does not know `json_schema` is asked for `json_object`."""
-        sent = self._sent(ask, model, turn.model)
+        sent = self._sent(ask, model, turn)
         try:
             return self._post(sent.body, turn), sent
         except BackendFailed as failure:
@@ -326,7 +339,7 @@ class EndpointBackend:
                 raise
             reason = self.key_hidden(str(failure))
         self._weaker_until[turn.model] = time.monotonic() + WEAKER_S
-        sent = self._sent(ask, model, turn.model)
+        sent = self._sent(ask, model, turn)
         try:
             response = self._post(sent.body, turn)
         except (BackendFailed, ServingRefused):
@@ -429,57 +442,11 @@ class EndpointBackend:
             kind = "busy" if status in BUSY_STATUSES else "failed"
             return BackendFailed(text, kind=kind, retry_after_s=2.0 if wait is None else wait)
         turn.breaker.record_success()
+        if status == 404 and self.engine is not None and self.engine.forgot(turn.model):
+            return BackendFailed(text, kind=UNPUBLISHED)
         if status in OURS_TO_MEND or status < 400:
             return BackendFailed(text, kind="refused")
         return refusal
-
-
-class ModelList:
-    """Names of a server's models, as `GET /models` lists them."""
-
-    def __init__(self, server: EndpointBackend) -> None:
-        self._server = server
-        self._names: list[str] = []
-        self._at = -math.inf
-        self._lock = threading.Lock()
-
-    def name_of(self, wanted: str) -> str:
-        """The server's name of a model; Ollama adds `:latest`. Raises BackendFailed where it is not listed."""
-        with self._lock:
-            age = time.monotonic() - self._at
-            found = self._find(wanted)
-            if age > LIST_S or (found is None and age > LIST_AGAIN_S):
-                self._names, self._at = self._listed(), time.monotonic()
-                found = self._find(wanted)
-            if found is None:
-                there = ", ".join(self._names[:5]) or "no model"
-                raise BackendFailed(
-                    f"{self._server.name} does not have {wanted}: its list of models has {there}",
-                    kind="unlisted",
-                )
-            return found
-
-    def _find(self, wanted: str) -> str | None:
-        return next((name for name in (wanted, f"{wanted}:latest") if name in self._names), None)
-
-    def _listed(self) -> list[str]:
-        server = self._server
-        server.breaker.enter()
-        try:
-            response = server.models_get(server.endpoint.connect_timeout_s)
-            data = json.loads(response.data)["data"]
-            names = [str(row["id"]) for row in data]
-        except (HTTPError, OSError) as error:
-            server.breaker.record_failure()
-            raise BackendFailed(f"{server.name} cannot be reached: {error}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise BackendFailed(
-                f"{server.name} answered {response.status} to GET /models, and no list of models: "
-                f"{key_hidden(response.data, server.endpoint.key)[:200]!r}",
-                kind="refused",
-            ) from error
-        server.breaker.record_success()
-        return names
 
 
 def _has_schema(body: Mapping[str, object]) -> bool:

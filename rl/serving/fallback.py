@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
-from urllib.parse import urlsplit
 
 from django.conf import settings
 
@@ -37,6 +36,7 @@ from rl.serving.base import (
     ServingRefused,
 )
 from rl.serving.endpoint import EndpointBackend
+from rl.serving.engines import UNPUBLISHED, Engine, adapter_missed, engine_name
 from rl.serving.files import files_of, files_present, unaskable_words
 from rl.serving.linear import LINEAR, LinearBackend
 from rl.serving.llama import LlamaPolicy, ask_check
@@ -128,6 +128,15 @@ def backends() -> list[Backend]:
         return _backends[key]
 
 
+def local_engines() -> list[Engine]:
+    """The servers of LOCAL_BACKENDS."""
+    return [
+        server.engine
+        for server in backends()
+        if isinstance(server, EndpointBackend) and server.engine is not None
+    ]
+
+
 def backends_for(model: Model) -> list[Backend]:
     """The backends that may answer for a model: of a hosted one its upstream alone, which nothing else is asked of. A
     linear policy needs no server, and answers in this process."""
@@ -156,7 +165,7 @@ def _backend(name: str) -> Backend:
             waiting=settings.SERVING_QUEUE,
             cache_bytes=settings.SERVING_CACHE_MB * 1024**2,
         )
-    endpoint = Endpoint(urlsplit(name).netloc.rpartition("@")[2], name, key=settings.LOCAL_API_KEY)
+    endpoint = Endpoint(engine_name(name), name, key=settings.LOCAL_API_KEY)
     return EndpointBackend(endpoint, waiting=settings.SERVING_QUEUE, listed=True)
 
 
@@ -284,7 +293,11 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
                 left -= time.monotonic() - began
             if failure.kind == "away":  # another server has it: nothing stands in for it here
                 raise NobodyAnswers(fallbacks, failure.retry_after_s) from failure
-            if failure.kind in FILE_FAULTS:
+            if failure.kind == UNPUBLISHED:
+                adapter_missed()
+                if not target.fallbacks_named:  # an earlier champion may stand in, and never the base
+                    pending = deque((other, place) for other, place in pending if other.name != BASE)
+            if failure.kind in (*FILE_FAULTS, UNPUBLISHED):
                 _stand_in_add(target, pending, backend, {fallback.policy for fallback in fallbacks})
             continue
         for fallback in fallbacks:
@@ -299,11 +312,12 @@ def _first(target: Target, call: Callable[[Backend, Model, float], T]) -> Served
 def _stand_in_add(
     target: Target, pending: deque[tuple[Model, Backend]], backend: Backend, tried: Collection[str]
 ) -> None:
-    """Put the last earlier champion whose files are whole, and who was not tried, before the base."""
+    """Put the last earlier champion who was not tried, and in process has whole files, before the base."""
     if any(model in target.standby for model, _ in pending):
         return
     untried = (model for model in target.standby if model.name not in tried)
-    stand_in = next((model for model in untried if files_present(model) is not None), None)
+    has_files = backend.name != IN_PROCESS and isinstance(backend, EndpointBackend)
+    stand_in = next((model for model in untried if has_files or files_present(model) is not None), None)
     if stand_in is not None:
         place = next((at for at, (model, _) in enumerate(pending) if model.name == BASE), len(pending))
         able = backends_for(stand_in)

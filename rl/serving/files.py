@@ -243,6 +243,11 @@ def _make(*options: str) -> None:
         )
 
 
+def adapter_make(policy: str) -> None:
+    """Have a policy's adapter written as a GGUF file. Returns at once."""
+    _make("--policy", policy, "--format", "gguf-lora")
+
+
 # --- Preparation of a policy -----------------------------------------------------------------------------------
 
 

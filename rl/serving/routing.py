@@ -139,6 +139,8 @@ class Target:
     """Earlier champions of the agent, the last one first. One of them steps in before the base, but only where a
     policy's own file is damaged or not there."""
 
+    fallbacks_named: bool = False
+    """True if the agent's settings name its fallbacks."""
     route: Route | None = None
     """Of a hosted champion, where its agent routes by confidence."""
 
@@ -287,6 +289,7 @@ def _of_agent(agent: str, unit: str) -> Target:
         assigned.propensity if assigned.arm else None,
         unaskable=assigned.policy if meant is None and is_recorded(assigned.policy) else "",
         standby=standby,
+        fallbacks_named=bool(serving_settings(agent).fallbacks),
         route=None if assigned.arm else _route(agent, models[0]),
     )
 

@@ -56,6 +56,7 @@ from rl.selectors import (
     policy_overview,
     policy_relatives,
 )
+from rl.serving.engines import adapters_here
 
 NEWEST = 50
 """Versions of an agent that are listed."""
@@ -122,6 +123,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "policy": policy_row,
             "overview": overview,
             "downloads": downloads_of(overview.artifacts),
+            "engines": adapters_here().filter(policy=policy_row),
             "benchmarks": policy_benchmarks(policy_row),
             "off_policy": off_policy_summary(overview.evaluations),
             "clusters": next(filter(None, map(near_identical_prompts, overview.evaluations)), None),
