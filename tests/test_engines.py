@@ -6,16 +6,26 @@ The stub keeps what vLLM 0.32 and llama-server publish; the campaign runs both p
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import torch
 from django.contrib.auth.models import User
 from django.test import Client
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from feedback.cache import forget_all
 from rl.checksums import file_sum
@@ -28,11 +38,14 @@ from rl.serving.assembly import answer_of
 from rl.serving.base import Ask
 from rl.serving.fallback import NobodyAnswers, pieces
 from rl.serving.routing import target_of
+from tests.support.server import free_port
+from tests.support.serving import gguf_files
+from tests.support.tiny_models import SENTENCES, tiny_adapter, tiny_model
 
 pytestmark = pytest.mark.django_db
 
 BASE = "org/tiny"
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO = [{"role": "user", "content": "which widget shows the revenue of last week?"}]
 
 
 class EngineStub:
@@ -175,7 +188,7 @@ def homes(settings: Any, ratchet_home: Path) -> None:
 
 def trained(home: Path, number: int, agent: str = "widgets") -> Policy:
     folder = home / f"policies/{agent}-v{number}"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_model.safetensors").write_bytes(b"weights")
     return Policy.objects.create(
         name=folder.name,
@@ -194,7 +207,7 @@ def promote(policy: Policy) -> Policy:
 
 def answered(model: str = "widgets") -> tuple[str, str]:
     """The policy that answered, and what was said."""
-    served = pieces(target_of(model), Ask(HELLO))
+    served = pieces(target_of(model), Ask(HELLO, max_tokens=12, temperature=0))
     return served.model.name, answer_of(list(served.result), 0.0).text
 
 
@@ -420,3 +433,187 @@ def test_llama_server_answers_with_the_adapters_of_its_start(
     publication.reconcile()
     forget_all()
     assert answered() == ("widgets-v2", llama.files[0])
+
+
+# --- The real programs ----------------------------------------------------------------------------------------
+
+
+class Started:
+    """A model server in a process of its own, to be stopped and started again on its port."""
+
+    def __init__(self, home: Path, command: Callable[[int], list[str]], environment: dict[str, str]) -> None:
+        self.port = free_port()
+        self.name = f"127.0.0.1:{self.port}"
+        self.url = f"http://{self.name}/v1"
+        self.log = home / "engine.log"
+        self._command, self._environment = command, {**os.environ, "PYTHONPATH": "", **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *more: str) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command(self.port), *more],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + 300
+        while not self._is_up():
+            assert self._process.poll() is None, self.log.read_text()[-5000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-5000:]
+            time.sleep(0.2)
+
+    def _is_up(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/models", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def kill(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(30)
+            self._process = None
+
+    def asked(self, path: str, **body: object) -> Any:
+        return httpx.post(f"{self.url}/{path}", json=body, timeout=120).raise_for_status().json()
+
+
+def adapters_of(home: Path, base: Path) -> list[Policy]:
+    """A candidate each of two agents, with real adapters of one base."""
+    found = []
+    for seed, agent in enumerate(("widgets", "filer"), 1):
+        policy = trained(home, seed, agent)
+        folder = tiny_adapter(base, home / policy.adapter_path, seed=seed)
+        Policy.objects.filter(pk=policy.pk).update(
+            adapter_sha256=file_sum(folder / "adapter_model.safetensors")
+        )
+        policy.refresh_from_db()
+        found.append(policy)
+    return found
+
+
+def log_probabilities(base: Path, adapter: Path, tokens: list[int]) -> list[float]:
+    """Of each token but the first after those before it, by PEFT in float32."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(model, adapter)
+    with torch.no_grad():
+        table = adapted(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    return [float(table[at, token]) for at, token in enumerate(tokens[1:])]
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_vllm_answers_with_each_adapter_as_peft_does(
+    ratchet_home: Path, tmp_path: Path, settings: Any, told: list[str]
+) -> None:
+    """VLLM_PYTHON: the Python of an environment that has vLLM (for CPU)."""
+    python = os.environ.get("VLLM_PYTHON")
+    if not python:
+        pytest.skip("VLLM_PYTHON names no environment with vLLM")
+    base = tiny_model(tmp_path / "base", hidden=128)  # heads of 32, the least that vLLM has kernels for
+    calm = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    options = (
+        f"--model {base} --served-model-name {BASE} --dtype float32 --enable-lora --max-loras 2 --max-num-seqs 4 "
+        "--max-model-len 512 --enforce-eager --host 127.0.0.1 --port"
+    ).split()
+    server = Started(
+        tmp_path,
+        lambda port: [python, "-m", "vllm.entrypoints.openai.api_server", *options, str(port)],
+        calm,
+    )
+    settings.LOCAL_BACKENDS = [server.url]
+    policies = adapters_of(ratchet_home, base)
+    tokens = AutoTokenizer.from_pretrained(base)(SENTENCES[0])["input_ids"]
+    try:
+        server.start()
+        settings.SERVING_TIMEOUT_S = 120.0  # the first answers of a tiny model are compiled
+        for policy in policies:
+            promote(policy)
+            assert row_of(policy).fault == ""
+            assert answered(policy.agent)[0] == policy.name
+            said = server.asked(
+                "completions",
+                model=policy.name,
+                prompt=tokens,
+                max_tokens=1,
+                temperature=0,
+                prompt_logprobs=0,
+            )
+            rows = said["choices"][0]["prompt_logprobs"][1:]
+            found = [row[str(token)]["logprob"] for row, token in zip(rows, tokens[1:], strict=True)]
+            expected = log_probabilities(base, ratchet_home / policy.adapter_path, tokens)
+            assert found == pytest.approx(expected, abs=1e-4)
+        server.kill()
+        server.start()
+        with pytest.raises(NobodyAnswers):
+            answered()
+        assert told == ["rl.tasks.engines"]
+        assert publication.reconcile() == [f"{server.name} answers for {one.name}" for one in policies]
+        assert [answered(one.agent)[0] for one in policies] == [one.name for one in policies]
+    finally:
+        server.kill()
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+def test_llama_server_answers_with_each_adapter(
+    ratchet_home: Path, tmp_path: Path, settings: Any, told: list[str]
+) -> None:
+    """LLAMA_SERVER: llama.cpp's server."""
+    program = os.environ.get("LLAMA_SERVER")
+    if not program:
+        pytest.skip("LLAMA_SERVER names no llama-server")
+    files = gguf_files()
+    command = f"{program} -m {files.base} --alias {BASE} -c 512 -t 1 --host 127.0.0.1 --port"
+    server = Started(tmp_path, lambda port: [*command.split(), str(port)], {})
+    settings.LOCAL_BACKENDS = [server.url]
+    policies = [trained(ratchet_home, seed, agent) for seed, agent in enumerate(("widgets", "filer"), 1)]
+    paths = []
+    for policy, file in zip(policies, (files.one, files.two), strict=True):
+        path = f"exports/{policy.name}/{policy.name}-LoRA.gguf"
+        (ratchet_home / path).parent.mkdir(parents=True)
+        shutil.copy(file, ratchet_home / path)
+        Artifact.objects.create(policy=policy, format="gguf-lora", path=path, bytes=1, sha256=file_sum(file))
+        paths.append(ratchet_home / path)
+    try:
+        server.start()
+        for policy in policies:
+            promote(policy)
+        advice = row_of(policies[1]).fault.partition("start it again with ")[2]
+        assert advice == f"--lora-init-without-apply --lora {paths[0]},{paths[1]}"
+        server.kill()
+        server.start(*advice.split())
+        assert publication.reconcile() == [f"{server.name} answers for {one.name}" for one in policies]
+        forget_all()
+        assert [answered(one.agent)[0] for one in policies] == [one.name for one in policies]
+        together = [_first_token(target) for target in ("widgets", "filer", "widgets:base")]
+        for found, options in zip(together, (["--lora", paths[0]], ["--lora", paths[1]], []), strict=True):
+            server.kill()
+            server.start(*map(str, options))  # one adapter alone, or none
+            said = server.asked("chat/completions", model=BASE, messages=HELLO, max_tokens=1, **LOGPROBS)
+            assert found == pytest.approx(_top(said["choices"][0]["logprobs"]), abs=1e-3)
+        assert len({round(found[0], 2) for found in together}) == 3
+    finally:
+        server.kill()
+
+
+LOGPROBS = {"temperature": 0, "logprobs": True, "top_logprobs": 5}
+
+
+def _first_token(model: str) -> list[float]:
+    """Log-probabilities of the likeliest first tokens of an answer through the gateway."""
+    extra = {name: LOGPROBS[name] for name in ("logprobs", "top_logprobs")}
+    served = pieces(target_of(model), Ask(HELLO, max_tokens=1, temperature=0, extra=extra))
+    return _top(answer_of(list(served.result), 0.0).extras.choice["logprobs"])
+
+
+def _top(logprobs: Any) -> list[float]:
+    return [row["logprob"] for row in logprobs["content"][0]["top_logprobs"]]
