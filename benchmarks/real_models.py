@@ -268,7 +268,7 @@ def added(model: str, home: Path) -> str:
     here.manage("migrate", "-v", "0")
     here.manage("model", "add", model)
     models = json.loads(here.manage("model", "list", "--json"))["models"]
-    return next(row["path"] for row in models if row["name"] == model)
+    return next(row["path"] for row in models if model in (row["name"], row["source"]))
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ GROUPS = {
 }
 
 
-def groups(data: Path, random: Random) -> Task:
+def groups(data: Path, random: Random, count: int = 1_200) -> Task:
     """Newsgroups of posts; the reworded ones are the corpus' test split, posted later."""
     csv.field_size_limit(10_000_000)
     labels = sorted(GROUPS.values())
@@ -163,7 +163,7 @@ def groups(data: Path, random: Random) -> Task:
         return [(row[1], GROUPS[row[0]]) for row in read if len(row) == 2 and row[0] in GROUPS]
 
     known = labelled(system, rows("train"), labels, random)
-    return Task("groups", known[:1_200], known[1_200:], labelled(system, rows("test"), labels, random), equal)
+    return Task("groups", known[:count], known[count:], labelled(system, rows("test"), labels, random), equal)
 
 
 GOODS = (
@@ -260,7 +260,7 @@ OPENINGS = ("Hello,", "Hi, this is {name}.", "Good morning.", "Dear team,", "", 
 NAMES = ("Anna", "Ben", "Carla", "Deniz", "Emil", "Farah", "Gus", "Hana")
 
 
-def shop(data: Path, random: Random) -> Task:
+def shop(data: Path, random: Random, count: int = 1_000) -> Task:
     """Queue and urgency of a message as JSON. The reworded messages use wordings that no rated message has."""
     system = (
         'You sort messages of customers of a shop. Answer with JSON: {"queue": one of billing, shipping, returns, '
@@ -293,7 +293,7 @@ def shop(data: Path, random: Random) -> Task:
 
     return Task(
         "shop",
-        [item(0) for _ in range(1_000)],
+        [item(0) for _ in range(count)],
         [item(0) for _ in range(200)],
         [item(1) for _ in range(200)],
         equal,
@@ -329,7 +329,7 @@ def reply_is_good(item: Item, answer: str) -> bool:
     )
 
 
-def replies(data: Path, random: Random) -> Task:
+def replies(data: Path, random: Random, count: int = 1_000) -> Task:
     """Replies to complaints in free text; the app's replies lack what a good one has."""
     system = (
         "You answer customers of a shop in one or two short sentences. Name the order number and the product."
@@ -363,7 +363,7 @@ def replies(data: Path, random: Random) -> Task:
 
     return Task(
         "replies",
-        [item(0) for _ in range(1_000)],
+        [item(0) for _ in range(count)],
         [item(0) for _ in range(200)],
         [item(1) for _ in range(200)],
         reply_is_good,
@@ -371,7 +371,7 @@ def replies(data: Path, random: Random) -> Task:
     )
 
 
-TASKS: dict[str, Callable[[Path, Random], Task]] = {
+TASKS: dict[str, Callable[..., Task]] = {
     "news": news,
     "spam": spam,
     "groups": groups,
