@@ -200,18 +200,17 @@ class Walk:
         self.server.manage("shell", "--no-imports", "-c", "\n".join(lines))
         time.sleep(6)
 
-    def call(self, method: str, path: str, body: Any = None, *, key: str = "") -> Any:
+    def status(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=300)
-        headers = {"Authorization": f"Bearer {key or self.key}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {self.done['key']}", "Content-Type": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
-        found = json.loads(answer.read())
-        assert answer.status < 300, (path, answer.status, found)
-        return found
+        return answer.status, json.loads(answer.read())
 
-    @property
-    def key(self) -> str:
-        return str(self.done["keys"][0])
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        status, found = self.status(method, path, body)
+        assert status < 300, (path, status, found)
+        return found
 
     def asked(self, items: Sequence[Item], model: str = "") -> list[dict[str, Any]]:
         """Users ask the agent, or a policy; per item the decision, the policy that answered, and its answer."""
@@ -242,7 +241,7 @@ class Walk:
         recorded, explored, traffic = known[: ends[0]], known[ends[0] : ends[1]], known[ends[1] : ends[2]]
         assert len(traffic) == given.traffic, f"{self.agent} has {len(known):,} items alone"
         self.server.migrate()
-        self.once("keys", lambda: [self.server.key("ingest", "rate", "rate_as", "read", "operate")])
+        self.once("key", lambda: self.server.key("ingest", "rate", "rate_as", "read", "operate"))
         with self.server:
             self.once("upstream", self._connect)
             found = self.once("recorded", lambda: self.asked(recorded))
@@ -294,7 +293,12 @@ class Walk:
         return report | {"minutes": (time.monotonic() - began) / 60}
 
     def _explore(self, policy: str, items: Sequence[Item]) -> int:
-        """Both models answer; users get the provider's answers."""
+        """Both models answer; users get the provider's answers. The own model's file is made at the first question."""
+        while (
+            self.status("POST", "/v1/chat/completions", {"model": policy, "messages": items[0].prompt})[0]
+            == 503
+        ):
+            time.sleep(5)
         self.settings("ServingSettings", route_policy=policy, route_loss=self.given.loss, route_explore=1.0)
         return len(self.asked(items))
 

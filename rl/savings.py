@@ -17,7 +17,7 @@ from datetime import datetime
 from feedback.cache import CostAwareCache
 from feedback.explorer.bulk_readers import MonthAnswers, months_answered, months_rated
 from rl.datasets.feedback_types import rating_value
-from rl.models import Policy
+from rl.models import Policy, UnrecordedCost
 from rl.statistics import Difference, mean_interval
 from rl.statistics.assignment import BASE
 
@@ -36,7 +36,7 @@ class MonthLedger:
     local: int
     """Answers of the base model and of policies trained here."""
     paid: float
-    """Cost of the providers' answers."""
+    """Cost of the providers' answers, to graders, judges and evaluations too."""
     unpriced: int
     """Answers of providers whose price or tokens are not known; they are in no sum."""
     incumbent: str = ""
@@ -157,8 +157,9 @@ def _of_agent(agent: str, rows: Sequence[MonthAnswers], asked: set[str]) -> Iter
     counts = {name: sum(row.priced for row in rows if row.policy == name) for name in sorted(asked)}
     incumbent = max(counts, key=counts.__getitem__)
     ratings = _ratings(agent)
+    beside = dict(UnrecordedCost.objects.filter(agent=agent).values_list("month", "cost_usd"))
     price: float | None = None
-    for month in sorted({row.month for row in rows}):
+    for month in sorted({row.month for row in rows} | beside.keys()):
         local, theirs, paid = _Sums(), _Sums(), _Sums()
         for row in rows:
             if row.month == month:
@@ -174,7 +175,7 @@ def _of_agent(agent: str, rows: Sequence[MonthAnswers], asked: set[str]) -> Iter
             month=month,
             answers=answers,
             local=local.answers,
-            paid=paid.cost,
+            paid=paid.cost + beside.get(month, 0.0),
             unpriced=paid.unpriced,
             incumbent=incumbent,
             # answers of unknown price are in no sum

@@ -10,14 +10,19 @@ from feedback.accounts.authentication import KeyRefused, key_budget, key_create
 from feedback.erasure.withdrawals import decision_withdraw
 from feedback.explorer.bulk_readers import caller_cost_since, cost_since
 from feedback.models import ApiKey, Decision, ImportBatch
+from rl.evaluation.sides import HostedFailed, HostedSide
 from rl.models import Policy, ServingSettings
+from rl.reward_models.service import score_model_ask
+from rl.rewards.graders import GraderError, Sampling
 from rl.serving import routing
-from rl.serving.routing import BudgetReached, budgets_notice, month_start, target_of
+from rl.serving.routing import BudgetReached, budgets_notice, month_cost, month_start, target_of
+from rl.training.held_out import HeldOutPrompt
 from tests.support.api_client import ApiClient
 from tests.support.experiments import running_of
 from tests.support.hosted import answer_of, hosted
 from tests.support.registry_rows import policy_of
 from tests.support.said import command
+from tests.support.stub_openai import ModelServer
 
 pytestmark = pytest.mark.django_db
 
@@ -93,6 +98,27 @@ def test_the_notice_comes_once_a_month(monkeypatch: pytest.MonkeyPatch) -> None:
     ServingSettings.objects.update(budget_noticed_at=month_start() - timedelta(days=1))
     assert len(budgets_notice()) == 1
     assert sent == [("budget_reached", pytest.approx(0.6))] * 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_graders_and_evaluations_count_and_stop() -> None:
+    with ModelServer() as stub:
+        stub.said = '{"result": 1}'
+        policy = hosted(stub.url, "judge-gpt", agent="judge", price_in=100_000.0, price_out=0.0)
+        ServingSettings.objects.create(agent="judge", budget_usd=1.0)
+        assert score_model_ask("judge", [{"role": "user", "content": "q"}], Sampling()) == stub.said
+        assert month_cost("judge") == pytest.approx(0.7)  # 7 tokens
+        assert HostedSide(policy).answers(
+            [HeldOutPrompt([{"role": "user", "content": "q"}], {"state": None})]
+        )
+        assert month_cost("judge") == pytest.approx(1.4)
+        with pytest.raises(GraderError, match="budget"):
+            score_model_ask("judge", [{"role": "user", "content": "q"}], Sampling())
+        with pytest.raises(HostedFailed, match="budget"):
+            HostedSide(policy).answers([HeldOutPrompt([{"role": "user", "content": "r"}], {"state": None})])
+    assert len(stub.bodies) == 2
+    assert len(budgets_notice()) == 1
+    assert not Decision.objects.exists()
 
 
 # --- Of a key ---------------------------------------------------------------------------------------------------

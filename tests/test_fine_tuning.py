@@ -12,7 +12,9 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import CommandError, call_command
 from django.test import Client
-from openai.types import FileObject
+from openai.types import FileDeleted, FileObject
+from openai.types.fine_tuning.jobs import FineTuningJobCheckpoint
+from pydantic import BaseModel
 
 from feedback.accounts.authentication import key_create
 from feedback.cache import forget_all
@@ -95,6 +97,11 @@ def created(api: ApiClient, **body: Any) -> dict[str, Any]:
     return found
 
 
+def parsed(kind: type[BaseModel], body: object) -> None:
+    """Reads a body as the official client's own type, whose fields it has and no others."""
+    assert not kind.model_validate(body, strict=True).model_extra
+
+
 def stored(home: Path) -> list[str]:
     return sorted(path.name for path in (home / FOLDER).glob("*"))
 
@@ -109,9 +116,8 @@ def test_a_file_is_kept_listed_read_and_deleted(api: ApiClient, ratchet_home: Pa
         "filename": "train.jsonl",
         "purpose": "fine-tune",
         "status": "processed",
-        "status_details": None,
     }
-    FileObject.model_validate(made)
+    parsed(FileObject, made)
     second = uploaded(api, PREFERENCES)
     assert [row["id"] for row in api.get("/v1/files").json()["data"]] == [second, made["id"]]
     first = api.get("/v1/files", limit=1, order="asc").json()
@@ -121,6 +127,7 @@ def test_a_file_is_kept_listed_read_and_deleted(api: ApiClient, ratchet_home: Pa
     content: Any = api.get(f"/v1/files/{made['id']}/content")
     assert b"".join(content.streaming_content) == CHAT
     gone = api.client.delete(f"/v1/files/{made['id']}")
+    parsed(FileDeleted, gone.json())
     assert gone.json() == {"id": made["id"], "object": "file", "deleted": True}
     assert error_of(api.get(f"/v1/files/{made['id']}"))["code"] == "not_found"
 
@@ -222,9 +229,9 @@ def test_a_job_is_a_queued_run_in_openais_shape(api: ApiClient) -> None:
         "metadata": {"agent": "evens", "team": "a"},
     }
     assert api.get(f"/v1/fine_tuning/jobs/{job['id']}").json() == job
-    types.FineTuningJob.model_validate(job)
+    parsed(types.FineTuningJob, job)
     for event in api.get(f"/v1/fine_tuning/jobs/{job['id']}/events").json()["data"]:
-        types.FineTuningJobEvent.model_validate(event)
+        parsed(types.FineTuningJobEvent, event)
 
 
 def test_jobs_are_paged_and_found_by_their_metadata(api: ApiClient) -> None:
@@ -515,6 +522,29 @@ def test_a_file_belongs_to_the_key_that_uploaded_it(api: ApiClient, operator: Cl
     listed = [client.get("/v1/files").json()["data"] for client in (api, other, operator)]
     assert [[file["id"] for file in files] for files in listed] == [[name], [], [name]]
     assert api.client.delete(f"/v1/files/{name}").json()["deleted"]
+
+
+def test_a_job_belongs_to_the_key_that_asked_for_it(api: ApiClient, operator: Client) -> None:
+    name, other = (
+        created(api, training_file=uploaded(api))["id"],
+        ApiClient(key=key_create("another", ["operate", "read"])[1]),
+    )
+    job = FineTuningJob.objects.get(name=name)
+    TrainingRun.objects.update(status="succeeded", follow_up="done", finished_at="2026-01-01T00:00Z")
+    policy = policy_made("assistant-v1", "assistant", "candidate")
+    policy.run = job.run
+    policy.save()
+    paths = [f"/v1/fine_tuning/jobs/{name}{part}" for part in ("", "/events", "/checkpoints")]
+    paths += [f"/v1/files/{file}{part}" for file in shown.result_names(job) for part in ("", "/content")]
+    for row in api.get(f"/v1/fine_tuning/jobs/{name}/checkpoints").json()["data"]:
+        parsed(FineTuningJobCheckpoint, row)
+    for path in paths:
+        assert error_of(other.get(path))["code"] == "not_found"
+        assert (api.get(path).status_code, operator.get(path).status_code) == (200, 200)
+    assert error_of(other.post(f"/v1/fine_tuning/jobs/{name}/cancel", ""))["code"] == "not_found"
+    assert error_of(other.get("/v1/fine_tuning/jobs", after=name))["code"] == "not_found"
+    listed = [client.get("/v1/fine_tuning/jobs").json()["data"] for client in (api, other, operator)]
+    assert [[row["id"] for row in rows] for rows in listed] == [[name], [], [name]]
 
 
 OBJECTS = ("files", "files/file-x", "files/file-x/content", "fine_tuning/jobs", "fine_tuning/jobs/ftjob-x")

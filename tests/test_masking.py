@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from django.core.exceptions import ValidationError
+from django.core.files.uploadedfile import SimpleUploadedFile
 
 from feedback.cache import forget_all
 from feedback.models import AgentSettings, Decision, Rating, Trace, masks_read
@@ -130,6 +131,24 @@ def test_whatever_is_recorded_is_masked(masked: None, settings: Any) -> None:
     trace_record(agent="bot", steps=[{"kind": "decision", "name": "d", "messages": ASKED, "response": ASKED}])
     nothing_stored(settings.RATCHET_HOME)
     assert decision_record(agent="filer", messages=ASKED, response="r").row.messages[0]["content"] == ASKED
+
+
+@database
+def test_training_files_are_masked_by_the_patterns_of_all_agents(masked: None, settings: Any) -> None:
+    api = ApiClient("operate", "read")
+    turns = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": ASKED}]
+    line = json.dumps({"messages": turns}).encode()
+    name = api.client.post(
+        "/v1/files",
+        {
+            "purpose": "fine-tune",
+            "file": SimpleUploadedFile("t.jsonl", b"\xef\xbb\xbf" + line + b"\n\n" + line),
+        },
+    ).json()["id"]
+    content: Any = api.get(f"/v1/files/{name}/content")
+    kept = [json.loads(row) for row in b"".join(content.streaming_content).splitlines()]
+    assert kept == [{"messages": [turn | {"content": MASKED} for turn in turns]}] * 2
+    nothing_stored(settings.RATCHET_HOME)
 
 
 @database

@@ -208,8 +208,11 @@ def test_the_scheduler_sets_the_threshold_from_judgements_and_takes_it_back(
     monkeypatch.setattr(
         routes, "notify", lambda event, text, **facts: told.append((event, facts["threshold"]))
     )
+    made: list[str] = []
+    monkeypatch.setattr(routes, "policy_files_make", lambda policy: made.append(policy.name))
     row = routed(None)
     assert routes.routes_reset() == []
+    assert made == ["bot-own"]
     judged(champion, 200, lambda n: n >= 120)
     (line,) = routes.routes_reset()
     row.refresh_from_db()

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from feedback.services import decision_record, rating_submit
-from rl.models import Policy
+from rl.models import Policy, UnrecordedCost
 from rl.savings import COLUMNS, ledger, ledger_csv
 from tests.support.hosted import answer_of, hosted
 from tests.support.registry_rows import policy_of
@@ -45,6 +45,13 @@ def test_money_is_the_providers_count_and_the_incumbents_mean_prices_the_rest() 
     assert row.saved == pytest.approx(0.40)
     assert (row.latency_ms, row.incumbent_latency_ms) == (100.0, 900.0)
     assert row.words == "80 % of 20 answers came from your own machine; 0.40 USD of 0.50 saved."
+
+
+def test_answers_to_graders_and_evaluations_were_paid_too() -> None:
+    answered(0, HOSTED, 0.02)
+    UnrecordedCost.objects.create(agent=AGENT, month=NOVEMBER.replace(day=1, hour=0), cost_usd=0.5)
+    (row,) = ledger()
+    assert (row.answers, row.paid, row.alone) == (1, pytest.approx(0.52), pytest.approx(0.02))
 
 
 def test_a_month_without_an_answer_of_the_incumbent_takes_its_last_price() -> None:

@@ -104,6 +104,12 @@ def masker_of(agent: object) -> Masker:
     return Masker(masks_read(agent_settings(agent).masks))
 
 
+def masks_of_all() -> list[tuple[str, re.Pattern[str]]]:
+    """The patterns of all agents, for what is stored before its agent is known."""
+    rows = AgentSettings.objects.exclude(masks=[]).order_by("agent").values_list("masks", flat=True)
+    return [mask for masks in rows for mask in masks_read(masks)] if masks_in_use() else []
+
+
 def facts_masked(facts: Mapping[str, Any], *names: str, agent: object = None) -> dict[str, Any]:
     """Facts of a row with masked values of these names. agent: where the facts do not have it."""
     masker = masker_of(facts.get("agent") if agent is None else agent)

@@ -27,7 +27,7 @@ from rl.api.gateway import OpenAIView
 from rl.fine_tuning import shown
 from rl.fine_tuning.bodies import JobSettings, ModelName
 from rl.fine_tuning.files import FineTuningRefused, UnknownObject, file_delete, file_get, file_store, files_of
-from rl.fine_tuning.jobs import JobOrder, job_cancel, job_create, job_get
+from rl.fine_tuning.jobs import JobOrder, job_cancel, job_create, job_get, jobs_of
 from rl.models import FineTuningJob, TrainingFile
 
 PURPOSE, RESULTS = "fine-tune", "fine-tune-results"
@@ -88,13 +88,13 @@ class FileOne(OpenAIView):
 
     def get(self, request: Request, name: str) -> Response:
         query_read(Query, request)
-        if (result := shown.result_file_get(name)) is not None:
+        if (result := shown.result_file_get(name, _caller(request))) is not None:
             return Response(_result_represent(result))
         return Response(_file_represent(file_get(name, _caller(request))))
 
     def delete(self, request: Request, name: str) -> Response:
         query_read(Query, request)
-        if shown.result_file_get(name) is not None:
+        if shown.result_file_get(name, _caller(request)) is not None:
             raise FineTuningRefused("file_id", "a job's results belong to its run and cannot be deleted")
         file_delete(file_get(name, _caller(request)))
         return Response({"id": name, "object": "file", "deleted": True})
@@ -106,7 +106,7 @@ class FileContent(OpenAIView):
     def get(self, request: Request, name: str) -> HttpResponseBase:
         query_read(Query, request)
         headers = {"X-Content-Type-Options": "nosniff"}
-        if (result := shown.result_file_get(name)) is not None:
+        if (result := shown.result_file_get(name, _caller(request))) is not None:
             return HttpResponse(result.content, content_type="application/octet-stream", headers=headers)
         try:
             stream = file_get(name, _caller(request)).path.open("rb")
@@ -116,7 +116,7 @@ class FileContent(OpenAIView):
 
 
 def _caller(request: Request) -> str | None:
-    """Whose files a request may see: a key's its own, a person's all."""
+    """Whose files and jobs a request may see: a key's its own, a person's all."""
     grant = grant_of(request)
     return None if grant.is_person else grant.ident
 
@@ -142,7 +142,6 @@ def _file_object(id: str, filename: str, at: datetime, size: int, purpose: str) 
         "filename": filename,
         "purpose": purpose,
         "status": "processed",
-        "status_details": None,
     }
 
 
@@ -171,9 +170,10 @@ class Jobs(OpenAIView):
     def get(self, request: Request) -> Response:
         wanted = _metadata_wanted(request)
         sent = query_read(ListQuery, request, apart=[name for name, _, _ in wanted])
-        found = FineTuningJob.objects.select_related("run__policy").prefetch_related("run__metrics")
+        caller = _caller(request)
+        found = jobs_of(caller).prefetch_related("run__metrics")
         if sent.after:
-            found = found.filter(pk__lt=job_get(sent.after).pk)
+            found = found.filter(pk__lt=job_get(sent.after, caller).pk)
         # the database would read a key of digits as the place in a list
         jobs = (
             job
@@ -183,7 +183,8 @@ class Jobs(OpenAIView):
         return Response(_page(list(islice(jobs, sent.limit + 1)), _job_id, "", sent.limit, _job_represent))
 
     def post(self, request: Request) -> Response:
-        return Response(_job_represent(job_create(_order(request), actor=grant_of(request).holder)))
+        grant = grant_of(request)
+        return Response(_job_represent(job_create(_order(request), actor=grant.holder, caller=grant.ident)))
 
 
 class JobOne(OpenAIView):
@@ -191,14 +192,15 @@ class JobOne(OpenAIView):
 
     def get(self, request: Request, name: str) -> Response:
         query_read(Query, request)
-        return Response(_job_represent(job_get(name)))
+        return Response(_job_represent(job_get(name, _caller(request))))
 
 
 class JobCancel(OpenAIView):
     scopes = {"POST": "operate"}
 
     def post(self, request: Request, name: str) -> Response:
-        return Response(_job_represent(job_cancel(job_get(name), actor=grant_of(request).holder)))
+        job = job_get(name, _caller(request))
+        return Response(_job_represent(job_cancel(job, actor=grant_of(request).holder)))
 
 
 class JobEvents(OpenAIView):
@@ -206,7 +208,7 @@ class JobEvents(OpenAIView):
 
     def get(self, request: Request, name: str) -> Response:
         sent = query_read(ListQuery, request)
-        events = shown.job_events(job_get(name))
+        events = shown.job_events(job_get(name, _caller(request)))
         return Response(_page(events, lambda event: event.id, sent.after, sent.limit, _event_represent))
 
 
@@ -215,7 +217,7 @@ class JobCheckpoints(OpenAIView):
 
     def get(self, request: Request, name: str) -> Response:
         query_read(ListQuery, request)
-        job = job_get(name)
+        job = job_get(name, _caller(request))
         kept = shown.checkpoint_of(job)
         rows = [_checkpoint_represent(job, kept)] if kept else []
         return Response(_page(rows, lambda row: str(row["id"]), "", 20, dict))

@@ -38,10 +38,11 @@ from rl.rewards.answers import rows_rewarded
 from rl.rewards.base import RewardFunction
 from rl.rewards.catalogue import LEARNED_REWARD, MODEL, rewards_named
 from rl.serving.base import BASE, Answer, Ask, BackendFailed, Endpoint, Model, ServingRefused
+from rl.serving.decision_facts import cost_usd
 from rl.serving.fallback import upstream_backend
 from rl.serving.files import base_file, model_of
 from rl.serving.llama import LlamaPolicy
-from rl.serving.routing import serving_settings
+from rl.serving.routing import budget_reached, cost_keep, serving_settings
 
 if TYPE_CHECKING:
     from rl.training.held_out import HeldOutPrompt
@@ -118,6 +119,10 @@ class HostedSide:
         cache = RowCache(cache_file())
         known = cache.get(keys)
         missing = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in known}
+        if missing and budget_reached(self.policy.agent):
+            raise HostedFailed(
+                f"agent {self.policy.agent} has spent its budget of this month: raise it in its settings"
+            )
         if missing:
             self.progress(f"asking {self.name} {len(missing)} of {len(keys)} held-out prompts")
         refusals: list[ServingRefused] = []
@@ -128,6 +133,7 @@ class HostedSide:
                 if isinstance(answer, ServingRefused):
                     refusals.append(answer)
                     continue
+                cost_keep(self.policy.agent, cost_usd(answer, model))
                 text = response_of([answer.message]).value
                 said = text if isinstance(text, str) else json.dumps(text)
                 found = [said, answer.tokens_out or 0, answer.finish_reason or "stop"]

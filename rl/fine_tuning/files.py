@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from django.conf import settings
@@ -12,6 +14,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from backend import limits
+from feedback.storage.masking import Masker, masks_of_all
 from feedback.transfer import formats
 from feedback.transfer.formats.files import Row, rows, rows_bounded
 from feedback.transfer.formats.records import (
@@ -65,7 +68,8 @@ def file_get(name: str, caller: str | None, param: str = "file_id") -> TrainingF
 
 
 def file_store(chunks: Iterable[bytes], filename: str, *, actor: str) -> TrainingFile:
-    """Check an upload and keep it. Nothing is stored of a file with a line that cannot be read.
+    """Check an upload and keep it. Nothing is stored of a file with a line that cannot be read. Its job names the agent
+    later, so what the masks of any agent match is masked.
 
     Raises FineTuningRefused, with the number of each faulty line.
     """
@@ -80,6 +84,8 @@ def file_store(chunks: Iterable[bytes], filename: str, *, actor: str) -> Trainin
             file.flush()
             os.fsync(file.fileno())
             row.kind, row.rows = _lines_checked(draft, row.filename)
+            if masks := masks_of_all():
+                _lines_mask(draft, masks)
             with transaction.atomic():
                 row.save()
                 draft.replace(row.path)
@@ -124,6 +130,22 @@ def _lines_checked(path: Path, filename: str) -> tuple[str, int]:
             return _prompts_counted(path) if _is_of_prompts(path) else _kinds_counted(path)
     except FormatRefused as refusal:
         raise FineTuningRefused("file", str(refusal).replace(str(path), filename)) from refusal
+
+
+def _lines_mask(path: Path, masks: Sequence[tuple[str, re.Pattern[str]]]) -> None:
+    """Replace what the masks match in a file that was checked, each line by itself."""
+    masked = path.with_suffix(".masked")
+    try:
+        with path.open("rb") as read, masked.open("wb") as written:
+            for line in read:
+                if line.strip():
+                    value = Masker(masks).masked(json.loads(line.removeprefix(b"\xef\xbb\xbf")))
+                    written.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+            written.flush()
+            os.fsync(written.fileno())
+        masked.replace(path)
+    finally:
+        masked.unlink(missing_ok=True)
 
 
 def _is_of_prompts(path: Path) -> bool:

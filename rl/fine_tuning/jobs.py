@@ -12,6 +12,7 @@ from pathlib import Path
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 
 from backend.bodies import SLUG_PATTERN
 from rl.base_models.service import base_model_choices, base_model_default, base_model_resolve
@@ -80,18 +81,24 @@ class JobOrder:
     """OpenAI's JSON of the grader of a reinforcement job."""
 
 
-def job_get(name: str) -> FineTuningJob:
-    """The job of an id. Raises UnknownObject."""
-    found = FineTuningJob.objects.filter(name=name[:40]).select_related("run", "run__policy").first()
+def jobs_of(caller: str | None) -> QuerySet[FineTuningJob]:
+    """Jobs that a key asked for, named as key:3; None: of everybody, for people with the role."""
+    found = FineTuningJob.objects.select_related("run__policy")
+    return found if caller is None else found.filter(created_by=caller)
+
+
+def job_get(name: str, caller: str | None) -> FineTuningJob:
+    """The caller's job of an id. Raises UnknownObject, also for a job of another key."""
+    found = jobs_of(caller).filter(name=name[:40]).first()
     if found is None:
         raise UnknownObject("fine_tuning_job_id", f"there is no fine-tuning job {name[:80]!r}")
     return found
 
 
-def job_create(order: JobOrder, *, actor: str) -> FineTuningJob:
+def job_create(order: JobOrder, *, actor: str, caller: str = "") -> FineTuningJob:
     """Queue the training run of a job. Its policy is judged; the gate and a person decide whether an agent gets it.
 
-    Raises FineTuningRefused.
+    caller: whose job it is, such as key:3. Raises FineTuningRefused.
     """
     agent = order.metadata.get(AGENT) or DEFAULT_AGENT
     if not re.fullmatch(SLUG_PATTERN, agent):
@@ -124,6 +131,7 @@ def job_create(order: JobOrder, *, actor: str) -> FineTuningJob:
                 suffix=order.suffix,
                 hyperparameters=dict(order.hyperparameters),
                 metadata=dict(order.metadata),
+                created_by=caller,
             )
     except DatasetRefused as refusal:
         words = str(refusal).replace(str(order.training.path), order.training.filename)

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.conf import settings
 
-from rl.fine_tuning.jobs import AUTO, METHODS
+from rl.fine_tuning.jobs import AUTO, METHODS, jobs_of
 from rl.gates.verdict import OPEN
 from rl.models import FineTuningJob, Policy, PolicyEvent, RunMetric, TrainingRun
 from rl.models.fine_tuning import GRADERS
@@ -245,10 +245,8 @@ def result_names(job: FineTuningJob) -> list[str]:
     return [f"file-{job.key}-{what}" for what in ("metrics", "verdict")] if tuned_policy(job) else []
 
 
-def result_file_get(name: str) -> ResultFile | None:
-    """The result file of an id; None where there is none."""
+def result_file_get(name: str, caller: str | None) -> ResultFile | None:
+    """The result file of an id, of one of the caller's jobs; None where there is none."""
     key, _, what = name.removeprefix("file-").partition("-")
-    job = (
-        FineTuningJob.objects.filter(name=f"ftjob-{key[:40]}").select_related("run").first() if what else None
-    )
+    job = jobs_of(caller).filter(name=f"ftjob-{key[:40]}").first() if what else None
     return next((file for file in result_files(job) if file.id == name), None) if job else None

@@ -22,6 +22,7 @@ from rl.models.policies import PairJudgement as PairJudgement
 from rl.models.policies import Policy as Policy
 from rl.models.policies import PolicyEvent as PolicyEvent
 from rl.models.policies import StoredFile as StoredFile
+from rl.models.policies import UnrecordedCost as UnrecordedCost
 from rl.models.policies import Upstream as Upstream
 from rl.models.rewards import RewardModelVersion as RewardModelVersion
 from rl.models.rewards import RewardRecord as RewardRecord

@@ -77,6 +77,9 @@ class FineTuningJob(models.Model):
     suffix = models.CharField(max_length=64, blank=True)
     hyperparameters = models.JSONField(default=dict, help_text="As they were asked for")
     metadata = models.JSONField(default=dict)
+    created_by = models.CharField(
+        max_length=200, db_default="", help_text="Key that asked for it, such as key:3"
+    )
     created_at = models.DateTimeField(default=timezone.now, editable=False)
 
     class Meta:

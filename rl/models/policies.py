@@ -86,6 +86,23 @@ APP_MODEL = "your app's model"
 """Title of a recorded policy whose decisions name none."""
 
 
+class UnrecordedCost(models.Model):
+    """What an agent's providers took in a month for answers that are no decisions: to graders, judges, evaluations."""
+
+    agent = models.CharField(max_length=64)
+    month = models.DateTimeField(help_text="Its beginning")
+    cost_usd = models.FloatField(default=0.0)
+
+    class Meta:
+        ordering = ["agent", "month"]
+        constraints = [
+            models.UniqueConstraint(fields=["agent", "month"], name="unrecorded_cost_once_a_month")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.agent}, {self.month:%Y-%m}"
+
+
 class Policy(models.Model):
     """Whatever can answer for an agent. Trained policies are named `<agent>-v<feedback count>`."""
 

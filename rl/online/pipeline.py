@@ -25,6 +25,7 @@ from rl.evaluation.service import EvaluationOrder, EvaluationRefused, evaluate
 from rl.evaluation.sides import HostedFailed
 from rl.export import service as export_service
 from rl.export.agreement import references_shared
+from rl.export.artifact import ExportRefused
 from rl.gates.report import GateReport
 from rl.jobs import train
 from rl.jobs.estimates import base_model_wanted, order_automatic
@@ -411,7 +412,10 @@ def _gguf_export(policy: Policy, options: FollowUpOptions, progress: Progress | 
         order = export_service.ExportOrder(
             policy=policy.name, format="gguf", quantization=options.quantization, actor=ACTOR
         )
-        export_service.export(order, _phase_progress(progress, "exporting"))
+        try:
+            export_service.export(order, _phase_progress(progress, "exporting"))
+        except ExportRefused as refusal:
+            logger.warning("%s has no whole file: %s", policy.name, refusal)
     _serving_file(policy, progress)
     adapters = policy.artifacts.filter(format="gguf-lora", quantization="")
     return [artifact.path for artifact in (*whole, *adapters)]

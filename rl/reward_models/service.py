@@ -33,7 +33,8 @@ from rl.rewards.graders import PREFIX, GraderError, Sampling
 from rl.serving import fallback
 from rl.serving.assembly import answer_of
 from rl.serving.base import Ask, ServingRefused
-from rl.serving.routing import target_of
+from rl.serving.decision_facts import cost_usd
+from rl.serving.routing import cost_keep, target_of
 from rl.statistics import concordance, wilson_interval
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ SCORE: Mapping[str, object] = {
 
 
 def score_model_ask(model: str, messages: Sequence[Mapping[str, str]], sampling: Sampling) -> str:
-    """What an agent or policy of this server says to a grader's messages; nothing is recorded. Raises GraderError."""
+    """What an agent or policy of this server says to a grader's messages; only its cost is kept. Raises GraderError."""
     try:
         target = target_of(model)
         asked = Ask(
@@ -315,7 +316,9 @@ def score_model_ask(model: str, messages: Sequence[Mapping[str, str]], sampling:
             extra={"reasoning_effort": sampling.reasoning_effort} if sampling.reasoning_effort else {},
         )
         served = fallback.pieces(target, asked)
-        return answer_of(list(served.result), served.latency_ms).text
+        answer = answer_of(list(served.result), served.latency_ms)
+        cost_keep(target.agent, cost_usd(answer, served.model))
+        return answer.text
     except (ServingRefused, fallback.NobodyAnswers) as failure:
         raise GraderError(f"its model {model} does not answer: {failure}"[:300]) from failure
     finally:

@@ -15,6 +15,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError
+from django.db.models import Q
 
 from backend.installation import command_arguments
 from rl import artifacts
@@ -22,7 +23,7 @@ from rl.base_models.service import base_model_default
 from rl.bundled_models import resolve_base_model
 from rl.checksums import FileDamaged, base_fault, base_hash, file_check, sums_read
 from rl.linear.model import LinearPolicy, LinearPolicyError
-from rl.models import Artifact, Policy, TrainingRun, Upstream
+from rl.models import Artifact, Policy, ServingSettings, TrainingRun, Upstream
 from rl.models.learning import IN_PROCESS
 from rl.registry.integrity import adapter_folder, damage_notify, weights_name
 from rl.registry.service import PreparationRefused
@@ -198,7 +199,8 @@ def policies_ready() -> bool:
     kinds = [Policy.Kind.LINEAR, *([Policy.Kind.ADAPTER] if IN_PROCESS in settings.LOCAL_BACKENDS else [])]
     stages = (Policy.Stage.CHAMPION, Policy.Stage.CHALLENGER)
     ready = True
-    for policy in Policy.objects.filter(stage__in=stages, kind__in=kinds):
+    routed = ServingSettings.objects.exclude(route_policy="").values("route_policy")
+    for policy in Policy.objects.filter(Q(stage__in=stages) | Q(name__in=routed), kind__in=kinds):
         model = model_of(policy)
         try:
             files_ensure(model, wait_s=0)
@@ -207,6 +209,13 @@ def policies_ready() -> bool:
             logger.warning("%s", failure)
             ready = False
     return ready
+
+
+def policy_files_make(policy: Policy) -> None:
+    """Have a policy's files made where they are missing, so that its first question finds them."""
+    if IN_PROCESS in settings.LOCAL_BACKENDS and policy.upstream is None:
+        with suppress(BackendFailed):
+            files_of(model_of(policy))
 
 
 def base_prepare() -> None:

@@ -26,6 +26,7 @@ from rl.models import JudgedPair, PairJudgement, Policy, ServingSettings
 from rl.registry.judging import WORTH
 from rl.registry.service import champion_of
 from rl.serving.fallback import confidence
+from rl.serving.files import policy_files_make
 from rl.serving.routing import route_basis
 from rl.statistics.routing import RoutePoint, route_curve, route_threshold
 
@@ -93,6 +94,8 @@ def routes_reset() -> list[str]:
 def route_reset(row: ServingSettings) -> list[str]:
     """Set one agent's threshold anew; without a champion or enough judgements the champion answers everything."""
     policy, champion = Policy.objects.filter(name=row.route_policy).first(), champion_of(row.agent)
+    if policy is not None:
+        policy_files_make(policy)
     judged = [] if policy is None or champion is None else routes_judged(policy, champion)
     confidences, worse = [one.confidence for one in judged], [one.worse for one in judged]
     point = route_threshold(confidences, worse, loss=row.route_loss, alpha=ALPHA)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils import timezone
 
 from backend.installation import PROGRAM
@@ -30,6 +30,7 @@ from rl.models import (
     Policy,
     ServingSettings,
     TrainingRun,
+    UnrecordedCost,
 )
 from rl.models.fine_tuning import is_tuned_name, policy_of_model, tuned_models
 from rl.registry.service import champion_of, champions_before
@@ -212,7 +213,20 @@ def budget_reached(agent: str) -> bool:
     """True once an agent's providers took its budget of this month. Costs are read every FEEDBACK_REMEMBER_S seconds,
     so that answers of that time may come on top."""
     budget = serving_settings(agent).budget_usd
-    return budget is not None and _spent.get(agent, lambda: cost_since(agent, month_start())) >= budget
+    return budget is not None and _spent.get(agent, lambda: month_cost(agent)) >= budget
+
+
+def month_cost(agent: str) -> float:
+    """US dollars that an agent's providers took this month, for decisions and beside them."""
+    beside = UnrecordedCost.objects.filter(agent=agent, month=month_start())
+    return cost_since(agent, month_start()) + (beside.values_list("cost_usd", flat=True).first() or 0.0)
+
+
+def cost_keep(agent: str, usd: float | None) -> None:
+    """Count what a provider took for an answer that is no decision, where it is known."""
+    if usd:
+        row, _ = UnrecordedCost.objects.get_or_create(agent=agent, month=month_start())
+        UnrecordedCost.objects.filter(pk=row.pk).update(cost_usd=F("cost_usd") + usd)
 
 
 def key_budget_reached(caller: str) -> bool:
@@ -242,7 +256,7 @@ def budgets_notice() -> list[str]:
     for row in ServingSettings.objects.exclude(budget_usd=None):
         start = month_start()
         fresh = Q(budget_noticed_at=None) | Q(budget_noticed_at__lt=start)
-        spent = cost_since(row.agent, start)
+        spent = month_cost(row.agent)
         if row.budget_usd is None or spent < row.budget_usd:
             continue
         if ServingSettings.objects.filter(fresh, pk=row.pk).update(budget_noticed_at=timezone.now()):
