@@ -253,12 +253,16 @@ def trained_bytes(shape: ModelShape, recipe: Recipe) -> float:
     return trained * (16.0 * recipe.trained_copies + 4.0 * recipe.has_adapter_reference)
 
 
-def kept_bytes(shape: ModelShape, tokens: int, answered: int, size: float, *, sparing: bool) -> float:
+def kept_bytes(
+    shape: ModelShape, tokens: int, answered: int, size: float, *, sparing: bool, fused: bool = False
+) -> float:
     """Bytes that a micro-batch keeps for the backward pass, at most; logits of `answered` of its tokens.
 
-    sparing: gradient checkpointing, which keeps one layer whole.
+    sparing: gradient checkpointing, which keeps one layer whole. fused: with the kernels of packed rows on a GPU, whose
+    layers keep the inputs of norms and products, the rotated queries, and gate and up alone.
     """
-    per_layer = tokens * (10 * shape.hidden_size + 3 * shape.middle) * size
+    width = 7.5 * shape.hidden_size + 2 * shape.middle if fused else 10 * shape.hidden_size + 3 * shape.middle
+    per_layer = tokens * width * size
     return per_layer * (1 if sparing else shape.layers) + answered * shape.vocabulary * size
 
 

@@ -271,9 +271,9 @@ def _clock(hardware: Hardware) -> float:
 
 # --- Counted ------------------------------------------------------------------------------------------------
 
-EFFICIENCY = {"cpu": 0.7, "cuda": 0.45, "mps": 0.7}
+EFFICIENCY = {"cpu": 0.7, "cuda": 0.6, "mps": 0.7}
 """Rate of a whole step by that of one large product, by device: norms, attention and the head run more slowly. Measured
-on an H100 alone (docs/results.md)."""
+on an H200: 0.51 to 0.68 (docs/performance.md)."""
 
 BACKWARD = 2.0
 """Work of forward and backward by that of forward alone where the weights are frozen; the optimiser's is small."""
@@ -312,8 +312,9 @@ def profile_counted(
     longest = max(micros, key=lambda micro: _tokens(micro, shared))
     answered = sum(len(item.response_ids) for item in longest)
     size = 4.0 if hardware.dtype == "float32" else 2.0
+    fused = packed and hardware.device == "cuda"
     kept, sparing = (
-        kept_bytes(shape, _tokens(longest, shared), answered, size, sparing=sparing)
+        kept_bytes(shape, _tokens(longest, shared), answered, size, sparing=sparing, fused=fused)
         for sparing in (False, True)
     )
     return MicroBatchProfile(BACKWARD * forward_s, forward_s, kept, sparing, "counted")

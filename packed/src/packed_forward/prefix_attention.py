@@ -147,7 +147,7 @@ def masked_attention(
         found = functional.scaled_dot_product_attention(
             together, key, value, attn_mask=seen, dropout_p=dropout, scale=scale
         )
-    return found.view(rows, heads, count, width)
+    return found.reshape(rows, heads, count, width)
 
 
 def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
