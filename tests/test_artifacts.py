@@ -40,7 +40,7 @@ from rl.serving.linear import linear_policy
 from rl.serving.routing import Target
 from tests.support.linear import QUEUES, asked, tickets, weighted
 from tests.support.registry_rows import make_run, policy_of
-from tests.support.server import Server
+from tests.support.server import Server, query
 
 BUCKET = "ratchet-tests"
 
@@ -293,7 +293,7 @@ def test_an_unknown_place_is_refused(place: str) -> None:
         _artifact_storage(place)
 
 
-KILLS = 5
+KILLS = 20
 
 
 @pytest.mark.campaign
@@ -322,12 +322,32 @@ def test_two_nodes_without_a_shared_folder_one_killed_at_random(tmp_path: Path, 
     first.manage("import_feedback", str(rows), "--agent", "tickets")
     name = json.loads(first.manage("train_linear", "--agent", "tickets", "--json"))["policy"]
     first.manage("policy", "promote", name, "--force", "--reason", "test")
-    key = {"Authorization": f"Bearer {first.key('ingest', 'read')}"}
-    question = {"model": "tickets", "messages": asked(tickets(1)[0][0])}
+    key = {"Authorization": f"Bearer {first.key('ingest', 'rate', 'read')}"}
+    questions = iter(tickets(10_000, seed=7))
+    given: dict[str, str] = {}
+    """Decision of each whole answer -> the thumb it earns."""
 
     def answered_by(server: Server) -> tuple[int, str]:
-        answer = httpx.post(f"{server.address}/v1/chat/completions", json=question, headers=key, timeout=30)
+        text, queue = next(questions)
+        body = {"model": "tickets", "messages": asked(text)}
+        answer = httpx.post(f"{server.address}/v1/chat/completions", json=body, headers=key, timeout=30)
+        if answer.status_code == 200:
+            said = answer.json()
+            right = said["choices"][0]["message"]["content"] == queue
+            given[said["id"]] = "up" if right else "down"
         return answer.status_code, answer.headers.get("X-Ratchet-Policy", "")
+
+    def rate_all(server: Server) -> None:
+        """Rate what was answered, anywhere, through one server. A decision that died with its node waits for it."""
+        for decision, thumb in given.items():
+            deadline = time.monotonic() + 60
+            while True:
+                path = f"/api/decisions/{decision}/ratings/"
+                rated = httpx.post(f"{server.address}{path}", json={"thumb": thumb}, headers=key, timeout=30)
+                if rated.status_code == 201:
+                    break
+                assert time.monotonic() < deadline, (rated.status_code, rated.text)
+                time.sleep(0.5)
 
     def answers_in_time(server: Server) -> bool:
         deadline = time.monotonic() + 60
@@ -340,7 +360,14 @@ def test_two_nodes_without_a_shared_folder_one_killed_at_random(tmp_path: Path, 
 
     with first:
         assert answers_in_time(first)
-        for _ in range(KILLS):
+        for kill in range(KILLS):
+            if kill == KILLS // 2:  # the turn: what was answered so far is rated and learnt from
+                second.start()
+                rate_all(first)
+                second.kill()
+                before = name
+                name = json.loads(first.manage("train_linear", "--agent", "tickets", "--json"))["policy"]
+                first.manage("policy", "promote", name, "--force", "--reason", "test")
             shutil.rmtree(homes[1] / "policies", ignore_errors=True)
             second.start()
             with ThreadPoolExecutor(1) as pool:
@@ -351,5 +378,15 @@ def test_two_nodes_without_a_shared_folder_one_killed_at_random(tmp_path: Path, 
                 assert asking.result() in ((200, name), (503, ""))
             second.start()
             assert answers_in_time(second)
+            assert {answered_by(second) for _ in range(3)} == {(200, name)}
             assert httpx.get(f"{second.address}/readyz", timeout=30).json()["files"] == "ok"
             second.kill()
+        second.start()
+        rate_all(first)
+        second.kill()
+    assert name != before
+    stored = query(
+        first, "SELECT policy, count(*) FROM feedback_decision WHERE source = 'gateway' GROUP BY 1"
+    )
+    assert {policy for policy, _ in stored} == {before, name}
+    assert sum(count for _, count in stored) >= len(given) >= 4 * KILLS
