@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
@@ -34,7 +34,7 @@ from feedback.messages import Message
 from feedback.models import SHADOW, Comparison, Decision, Outcome, RaterKind, Rating
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models import prompt_hash as prompt_hash
-from feedback.storage.sql import chunks
+from feedback.storage.sql import chunks, rows_in
 
 
 def ratings_standing(agent: str | None = None, *, of_withdrawn: bool = False) -> QuerySet[Rating]:
@@ -134,6 +134,12 @@ def _app_answers(rows: QuerySet[Decision]) -> Iterator[AppAnswer]:
 
 def decision_get(pk: uuid.UUID | str) -> Decision | None:
     return Decision.objects.filter(pk=pk).first()
+
+
+def gateway_runs(names: Collection[str]) -> dict[str, str]:
+    """App's name of a run -> id of the decision that the gateway recorded under it."""
+    rows = rows_in(Decision.objects.filter(source="gateway"), "run_id", names).values_list("run_id", "pk")
+    return {name: str(pk) for name, pk in rows}
 
 
 def decision_answered_recently(

@@ -145,6 +145,31 @@ def test_feedback_of_open_webui_is_stored_once() -> None:
     assert webui(json.dumps(json.loads(body)[0]).encode()).json() == {"ratings": 0, "decisions": 0}
 
 
+def test_feedback_of_open_webui_rates_the_answer_that_the_gateway_recorded() -> None:
+    row = json.loads(EXPORT.read_bytes())[0]
+    given = decision_record(
+        agent="support-bot",
+        messages="Where?",
+        response="There",
+        run_id=row["meta"]["message_id"],
+        source="gateway",
+    ).row
+    for sent, ratings in ((row, 1), (row, 0), (row | {"snapshot": None}, 0)):
+        assert webui(json.dumps(sent).encode()).json() == {"ratings": ratings, "decisions": 0}
+    assert Rating.objects.get().decision == given
+
+
+def test_names_of_people_in_a_chat_of_open_webui_are_not_in_its_prompt() -> None:
+    row = json.loads(EXPORT.read_bytes())[0]
+    person = {"user": {"id": "u1", "name": "Ada"}, "user_id": "u1", "meta": {"task_id": "t"}, "output": [{}]}
+    for message in row["snapshot"]["chat"]["chat"]["history"]["messages"].values():
+        message |= person  # Open WebUI 0.12 adds these
+    webui(json.dumps(row).encode())
+    decision = Rating.objects.get().decision
+    assert all(set(message) <= {"role", "content"} for message in decision.messages)
+    assert "Ada" not in json.dumps(decision.metadata)
+
+
 def test_feedback_of_open_webui_that_is_forged_old_or_unreadable_stores_nothing() -> None:
     body = EXPORT.read_bytes()
     other = "whsec_" + "A" * 32

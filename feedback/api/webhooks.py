@@ -33,9 +33,11 @@ from feedback.accounts.authentication import KeyHolder
 from feedback.accounts.feedback_tokens import token_read
 from feedback.api.ratings import rater_of
 from feedback.recording.recorder import recorded_or_never
+from feedback.selectors import gateway_runs
 from feedback.services import rating_submit
 from feedback.transfer.formats.base import attempt
 from feedback.transfer.formats.chats import OPEN_WEBUI, webui_feedback
+from feedback.transfer.formats.declared import at
 from feedback.transfer.formats.records import Record
 from feedback.transfer.import_ import records_write
 from feedback.transfer.import_plans import Origin
@@ -186,10 +188,11 @@ class OpenWebuiFeedback(ApiView):
     def post(self, request: Request) -> Response:
         rows: Any = request.data if isinstance(request.data, list) else [request.data]
         records: list[Record] = []
+        if not all(isinstance(row, dict) for row in rows):
+            raise RequestRefused("expected feedback of Open WebUI, an object or a list of objects")
+        recorded = gateway_runs({str(at(row, "meta.message_id")) for row in rows})
         for line, row in enumerate(rows, 1):
-            if not isinstance(row, dict):
-                raise RequestRefused("expected feedback of Open WebUI, an object or a list of objects")
-            records += attempt(line, "", partial(webui_feedback, row, line))
+            records += attempt(line, "", partial(webui_feedback, row, line, recorded))
         report = records_write(records, Origin(OPEN_WEBUI.name, None), {}).report
         if report.refused:
             first = report.refused[0]

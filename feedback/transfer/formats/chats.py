@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from feedback.messages import Message
 from feedback.storage.responses import value_excerpt
@@ -77,7 +78,7 @@ NO_CHAT = "a feedback without its chat, on a message that was not recorded"
 
 WEBUI_TREE = frozenset(
     listed("""id parentId childrenIds timestamp model models modelName modelIdx done annotation userContext
-    lastSentence feedbackId merged originalContent info usage statusHistory""")
+    lastSentence feedbackId merged originalContent info usage statusHistory user user_id meta output""")
 )
 """Keys of a message that place it in its tree or say how it was made; others are kept beside the decision."""
 
@@ -138,8 +139,13 @@ def _read_webui_feedback(path: Path, ratings_path: Path | None) -> Iterator[Reco
     return decisions_first(path, ratings_path, webui_feedback, verdicts=())
 
 
-def webui_feedback(row: JsonObject, line: int) -> Iterator[Record]:
-    """The records of one feedback of Open WebUI's API. Raises RowError, RowLeftOut."""
+def webui_feedback(
+    row: JsonObject, line: int, recorded: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Record]:
+    """The records of one feedback of Open WebUI's API. Raises RowError, RowLeftOut.
+
+    recorded: id of a message -> id of the decision that the gateway recorded for it.
+    """
     key = key_of(row)
     if row.get("type") != "rating":
         raise RowLeftOut(f"feedback of type {value_excerpt(row.get('type'))}")
@@ -150,9 +156,9 @@ def webui_feedback(row: JsonObject, line: int) -> Iterator[Record]:
     message_id = text_of(meta.get("message_id"), "meta.message_id", required=True)
     listed = mapping_of(at(row, "snapshot.chat.chat.history.messages") or {}, "snapshot messages")
     chat = {name: mapping_of(message, f"snapshot message {name}") for name, message in listed.items()}
-    if message_id not in chat:
+    if message_id not in chat or (message_id in recorded and not meta.get("arena")):
         # without the chat only the message's id is known: perhaps it was recorded before
-        yield ImportedReference(line, key, message_id, rating, unknown=NO_CHAT)
+        yield ImportedReference(line, key, recorded.get(message_id, message_id), rating, unknown=NO_CHAT)
         return
     decision = partial(_webui_decision, chat, line=line, key=key, unit=meta.get("chat_id"))
     yield decision(message_id, ratings=(rating,))
