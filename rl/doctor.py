@@ -292,7 +292,7 @@ def engine_faults() -> Findings:
     for row in adapters_here().exclude(fault=""):
         yield wrong(
             "engines",
-            f"{row.engine} does not answer with the adapter {row.policy.name}: {_line(row.fault)}",
+            f"{row.engine} does not answer with the adapter {row.policy}: {_line(row.fault)}",
             f"{PROGRAM} online_learner tick tries again (serve does this by itself); docs/operations.md#engines",
         )
 

@@ -212,7 +212,7 @@ def answered(model: str = "widgets") -> tuple[str, str]:
 
 
 def row_of(policy: Policy) -> EngineAdapter:
-    return EngineAdapter.objects.get(policy=policy)
+    return EngineAdapter.objects.get(policy=policy.name)
 
 
 def test_a_promotion_loads_the_adapter_and_proves_it_before_it_has_the_policys_name(
@@ -367,6 +367,24 @@ def test_an_engine_that_is_away_keeps_its_proof(vllm: EngineStub, ratchet_home: 
     assert row_of(policy).proved_at == proved_at
     settings.LOCAL_BACKENDS = ["in-process"]
     assert list(engine_faults()) == []
+
+
+def test_a_deleted_policy_is_unloaded(vllm: EngineStub, ratchet_home: Path) -> None:
+    policy = promote(trained(ratchet_home, 1))
+    policy.events.all().delete()
+    policy.delete()
+    assert publication.reconcile() == [f"{vllm.name} no longer has widgets-v1"]
+    assert vllm.adapters == {}
+
+
+def test_an_adapter_that_vllm_was_started_with_is_proved_in_place(
+    vllm: EngineStub, ratchet_home: Path
+) -> None:
+    path = str(ratchet_home / "policies/widgets-v1")
+    vllm.adapters = {"widgets-v1": path}
+    promote(trained(ratchet_home, 1))
+    assert {call for call, _ in vllm.calls} == {"/v1/chat/completions"}
+    assert answered() == ("widgets-v1", path)
 
 
 def test_two_processes_do_not_publish_one_adapter(vllm: EngineStub, ratchet_home: Path) -> None:

@@ -263,7 +263,7 @@ class EngineAdapter(models.Model):
     """A policy's adapter on one of the team's own servers, which gets traffic for it once it is proved."""
 
     engine = models.CharField(max_length=300, help_text="Host and port of the server, from LOCAL_BACKENDS")
-    policy = models.ForeignKey(Policy, on_delete=models.CASCADE, related_name="engines")
+    policy = models.CharField(max_length=200, help_text="Its name, under which a deleted one is unloaded too")
     proved_at = models.DateTimeField(
         null=True, help_text="When its probe answer differed from the base's; empty: it gets no traffic"
     )

@@ -217,8 +217,16 @@ class Engine:
         except FileDamaged as damage:
             raise EngineFailed(str(damage)) from damage
         path = str(settings.ENGINE_HOME / policy.adapter_path)
-        if self.holds(policy):
-            self.unload(policy.name)  # from another path, or not proved
+        named = next((row for row in self._rows if row.name == policy.name), None)
+        if named is not None and named.root == path:  # by `--lora-modules`, at its start
+            try:
+                self._prove(policy, policy.name, {})
+            except EngineFailed:
+                self.unload(policy.name)
+                raise
+            return
+        if named is not None:
+            self.unload(policy.name)
         trial = f"{policy.name}.probe"
         self.unload(trial)  # of a process that died
         self._load(trial, path)
@@ -311,12 +319,12 @@ def engine_name(address: str) -> str:
 def adapters_here() -> QuerySet[EngineAdapter]:
     """Adapters of the servers that LOCAL_BACKENDS lists; another node may list others."""
     names = [engine_name(address) for address in settings.LOCAL_BACKENDS]
-    return EngineAdapter.objects.filter(engine__in=names).select_related("policy")
+    return EngineAdapter.objects.filter(engine__in=names)
 
 
 def is_proved(engine: str, policy: str) -> bool:
     """True if a policy's probe answer came from its adapter on an engine."""
-    rows = EngineAdapter.objects.filter(engine=engine, policy__name=policy)
+    rows = EngineAdapter.objects.filter(engine=engine, policy=policy)
     return _proved.get((engine, policy), lambda: rows.exclude(proved_at=None).exists())
 
 

@@ -30,7 +30,7 @@ def reconcile(*promoted: Policy) -> list[str]:
     the adapter's row. Two processes may run at once: an adapter is leased by the one that publishes it.
     """
     names = [policy.name for policy in promoted if policy.kind == Policy.Kind.ADAPTER]
-    EngineAdapter.objects.filter(policy__name__in=names, tries__gt=0).update(try_after=timezone.now())
+    EngineAdapter.objects.filter(policy__in=names, tries__gt=0).update(try_after=timezone.now())
     engines = local_engines()
     wanted = _wanted(names) if engines else []
     return [line for engine in engines for line in _reconciled(engine, wanted)]
@@ -61,9 +61,9 @@ def _reconciled(engine: Engine, wanted: Sequence[Policy]) -> list[str]:
         mine = [policy for policy in wanted if engine.wants(policy)]
         done = _unloaded(engine, mine)
         for policy in mine:
-            row, _ = rows.get_or_create(policy=policy, defaults={"engine": engine.name})
+            row, _ = rows.get_or_create(policy=policy.name, defaults={"engine": engine.name})
             if row.proved_at is None or not engine.holds(policy):
-                done += _published(engine, row, mine)
+                done += _published(engine, policy, row, mine)
             elif row.fault:
                 rows.filter(pk=row.pk).update(fault="", tries=0)
     except BackendFailed as failure:
@@ -73,8 +73,8 @@ def _reconciled(engine: Engine, wanted: Sequence[Policy]) -> list[str]:
     return done
 
 
-def _published(engine: Engine, row: EngineAdapter, mine: Sequence[Policy]) -> list[str]:
-    policy, now = row.policy, timezone.now()
+def _published(engine: Engine, policy: Policy, row: EngineAdapter, mine: Sequence[Policy]) -> list[str]:
+    now = timezone.now()
     held = EngineAdapter.objects.filter(pk=row.pk)
     # Compare-and-swap: only one process publishes it.
     if not held.filter(try_after__lte=now).update(
@@ -98,12 +98,12 @@ def _published(engine: Engine, row: EngineAdapter, mine: Sequence[Policy]) -> li
 def _unloaded(engine: Engine, mine: Sequence[Policy]) -> list[str]:
     done = []
     spare = EngineAdapter.objects.filter(engine=engine.name, try_after__lte=timezone.now())
-    for row in spare.exclude(policy__in=mine).select_related("policy"):
+    for row in spare.exclude(policy__in=[policy.name for policy in mine]):
         try:
-            engine.unload(row.policy.name)
+            engine.unload(row.policy)
         except EngineFailed as failure:
-            logger.warning("%s keeps %s: %s", engine.name, row.policy.name, failure)
+            logger.warning("%s keeps %s: %s", engine.name, row.policy, failure)
             continue
         row.delete()
-        done.append(f"{engine.name} no longer has {row.policy.name}")
+        done.append(f"{engine.name} no longer has {row.policy}")
     return done

@@ -123,7 +123,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "policy": policy_row,
             "overview": overview,
             "downloads": downloads_of(overview.artifacts),
-            "engines": adapters_here().filter(policy=policy_row),
+            "engines": adapters_here().filter(policy=policy_row.name),
             "benchmarks": policy_benchmarks(policy_row),
             "off_policy": off_policy_summary(overview.evaluations),
             "clusters": next(filter(None, map(near_identical_prompts, overview.evaluations)), None),
