@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,11 +48,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Commands that would have been started to make files."""
     started: list[list[str]] = []
 
-    def popen(command: list[str], **_: Any) -> None:
+    def popen(command: list[str], **_: Any) -> SimpleNamespace:
         started.append([part for part in command if not part.endswith(("python", "python3", "manage.py"))])
+        return SimpleNamespace(poll=lambda: 0)
 
     monkeypatch.setattr(files.subprocess, "Popen", popen)
-    files._request_times.clear()
+    files._makers.clear()
     return started
 
 
@@ -72,6 +74,20 @@ def served(settings: Any, made: list[list[str]]) -> None:
 @pytest.fixture
 def api(written_at_once: None) -> ApiClient:
     return ApiClient("ingest", "read")
+
+
+def test_a_file_is_not_made_twice_at_once(made: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ASK_AGAIN_S", 0.0)
+    status: list[int | None] = [None]
+    monkeypatch.setattr(
+        files.subprocess, "Popen", lambda *_, **__: made.append([]) or SimpleNamespace(poll=lambda: status[0])
+    )
+    for _ in range(3):
+        files.adapter_make("bot-v1")
+    assert len(made) == 1
+    status[0] = 1  # it failed
+    files.adapter_make("bot-v1")
+    assert len(made) == 2
 
 
 def test_two_versions_share_one_base(api: ApiClient, served: None, monkeypatch: pytest.MonkeyPatch) -> None:

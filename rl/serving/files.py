@@ -36,9 +36,10 @@ AUTO = "auto"
 """SERVING_QUANTIZATION of a base: quantised where that agrees with the base (`rl.export.gguf`), else f16."""
 
 ASK_AGAIN_S = 60.0
-"""Between two times this process has the same file made."""
+"""Shortest time between two attempts of this process to have the same file made."""
 
-_request_times: dict[str, float] = {}
+_makers: dict[str, tuple[float, subprocess.Popen[bytes]]] = {}
+"""Options of `export_model` -> when it was last started, and its process."""
 _lock = threading.Lock()
 
 
@@ -235,21 +236,22 @@ def _make(*options: str) -> None:
     """Have `export_model` write a file: it needs torch, which this process must not load. Returns at once."""
     key = " ".join(options)
     with _lock:
-        last = _request_times.get(key)
-        if last is not None and time.monotonic() - last < ASK_AGAIN_S:
-            return
-        _request_times[key] = time.monotonic()
-    log = settings.RATCHET_HOME / "serving-exports.log"
-    logger.info("made in the background: export_model %s (its log: %s)", key, log)
-    with log.open("ab") as log_file:
-        subprocess.Popen(  # noqa: S603
-            [sys.executable, *command_arguments("export_model", *options)],
-            cwd=settings.BASE_DIR,
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=log_file,
-            start_new_session=True,
-        )
+        if key in _makers:
+            started, process = _makers[key]
+            if process.poll() is None or time.monotonic() - started < ASK_AGAIN_S:
+                return
+        log = settings.RATCHET_HOME / "serving-exports.log"
+        logger.info("made in the background: export_model %s (its log: %s)", key, log)
+        with log.open("ab") as log_file:
+            process = subprocess.Popen(  # noqa: S603
+                [sys.executable, *command_arguments("export_model", *options)],
+                cwd=settings.BASE_DIR,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                start_new_session=True,
+            )
+        _makers[key] = time.monotonic(), process
 
 
 def adapter_make(policy: str) -> None:
