@@ -1,7 +1,7 @@
 """From a hosted model to an own one, end to end: is it as good, how much does it take over, is the ledger right?
 
     python benchmarks/own_model.py [--model smollm2] [--tasks shop,groups,replies] [--recorded 2000] [--rated 150]
-                                   [--judged 150] [--explored 300] [--traffic 500] [--minutes 20] [--wrong 0.05]
+                                   [--judged 150] [--explored 350] [--traffic 300] [--minutes 20] [--wrong 0.05]
                                    [--loss 0.05] [--incumbent FILE.gguf] [--data DIR] [--home DIR] [--seed 0] [--json]
 
 Each task of `real_tasks.py` is an agent of an empty installation. A provider on a port of its own answers it, wrong in
@@ -10,8 +10,8 @@ The walk uses the product's commands and REST alone: answers are recorded throug
 trains, the gate asks whether a loss of --loss is ruled out. If it stays closed, both models answer --explored new
 prompts, people judge pairs, and the own model answers where it is sure. Then the users' --traffic comes.
 
-Prints per task: the share answered locally, and the true quality of what the users got, of the own model and of the
-provider for the same prompts, in %; what the ledger says was paid and what the provider counted, in US dollars.
+Prints per task: the share answered locally, and the true quality of what the users got, of the own model's answers among
+them and of the provider for the same prompts, in %; what the ledger says was paid and what the provider counted, in US dollars.
 A walk in --home is taken up where it was left.
 """
 
@@ -29,6 +29,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -212,15 +213,13 @@ class Walk:
         assert status < 300, (path, status, found)
         return found
 
-    def asked(self, items: Sequence[Item], model: str = "") -> list[dict[str, Any]]:
-        """Users ask the agent, or a policy; per item the decision, the policy that answered, and its answer."""
+    def asked(self, items: Sequence[Item]) -> list[dict[str, Any]]:
+        """Users ask; per item the decision, the policy that answered, and its answer."""
 
         def one(place: int) -> dict[str, Any]:
-            body = {
-                "model": model or self.agent,
-                "messages": items[place].prompt,
-                "user": f"customer-{place}",
-            }
+            prompt = items[place].prompt
+            customer = f"customer-{zlib.crc32(prompt[-1]['content'].encode())}"
+            body = {"model": self.agent, "messages": prompt, "user": customer}
             found = self.call("POST", "/v1/chat/completions", body)
             assert found["ratchet"]["recorded"], found
             text = found["choices"][0]["message"]["content"]
@@ -253,16 +252,20 @@ class Walk:
                 self.once("route", self._route)
             got = self.once("traffic", lambda: self.asked(traffic))
             ledger = self.once("ledger", self._ledger)
-            own = self.once("own", lambda: self.asked(traffic, report["policy"]))
         provider = [self.provider.answer(item.prompt) for item in traffic]
+        own = [
+            (item, one["text"])
+            for item, one in zip(traffic, got, strict=True)
+            if one["policy"] == report["policy"]
+        ]
         return {
             "stage": report["stage"],
             "minutes": report["minutes"],
             "gate": report["why"]["words"],
             "route": self.done.get("route", ""),
-            "local": statistics.fmean(one["policy"] == report["policy"] for one in got),
+            "local": len(own) / len(got),
             "users": self._quality(traffic, [one["text"] for one in got]),
-            "own": self._quality(traffic, [one["text"] for one in own]),
+            "own": self._quality(*zip(*own, strict=True)) if own else None,
             "provider": self._quality(traffic, provider),
             "ledger": ledger,
             "bill": self.provider.bill,
@@ -305,7 +308,7 @@ class Walk:
     def _judge(self, policy: str) -> Any:
         """People compare answers of both until they have judged enough, or the round has its verdict."""
         words = ("--policy", policy, "--prompts", str(min(self.given.explored, 800)))
-        number = self.manage("judging_round", "create", *words)["id"]
+        number = self.once("round", lambda: self.manage("judging_round", "create", *words)["id"])
         for _ in range(self.given.judged):
             pair = self.call("GET", f"/api/judging-rounds/{number}/pairs/")
             if pair["pair"] is None:
@@ -349,8 +352,8 @@ def main() -> None:
     parser.add_argument("--recorded", type=int, default=2_000, help="Answers of the provider to learn from")
     parser.add_argument("--rated", type=int, default=150, help="Of these, answers that people rate")
     parser.add_argument("--judged", type=int, default=150, help="Pairs that people judge")
-    parser.add_argument("--explored", type=int, default=300, help="New prompts that both models answer")
-    parser.add_argument("--traffic", type=int, default=500, help="New prompts to measure by")
+    parser.add_argument("--explored", type=int, default=350, help="New prompts that both models answer")
+    parser.add_argument("--traffic", type=int, default=300, help="New prompts to measure by")
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--wrong", type=float, default=0.05, help="Share of the provider's answers")
     parser.add_argument("--loss", type=float, default=0.05, help="Share of answers that may become worse")
@@ -376,7 +379,7 @@ def main() -> None:
     print("| agent | minutes | stage | local | right: users got | own | provider | paid, USD | its count |")
     print("| --- | --: | --- | --: | --: | --: | --: | --: | --: |")
     for name, row in tables.items():
-        shares = " | ".join(f"{100 * row[one]:.1f}" for one in ("local", "users", "own", "provider"))
+        shares = " | ".join(f"{100 * (row[one] or 0):.1f}" for one in ("local", "users", "own", "provider"))
         money = f"{float(row['ledger']['paid_usd']):.6f} | {row['bill']:.6f}"
         print(f"| {name} | {row['minutes']:.0f} | {row['stage']} | {shares} | {money} |")
 

@@ -268,6 +268,19 @@ def test_the_probability_of_a_drawn_answer_is_the_one_it_is_scored_with(llama: L
     )
 
 
+@pytest.mark.parametrize("temperature", [None, 0.0, 3.0])
+def test_confidence_is_the_models_own_however_it_draws(llama: LlamaPolicy, temperature: float | None) -> None:
+    messages = WIDGETS.render(STATES[0])
+    ask = Ask(messages, 32, temperature=temperature, seed=3, stop=())
+    answer = llama.answer(dataclasses.replace(ask, confidence=True))
+    assert answer.finish_reason == "stop"
+    (logp,) = llama.log_probabilities(messages, [answer.text])
+    assert answer.tokens_out is not None
+    assert answer.confidence == pytest.approx(math.exp(logp / answer.tokens_out), abs=2e-3)
+    assert answer.confidence < 1
+    assert llama.answer(ask).confidence is None
+
+
 def test_the_same_seed_draws_the_same_answer(llama: LlamaPolicy) -> None:
     def drawn(seed: int) -> str:
         llama.context.forget()

@@ -21,7 +21,7 @@ from tests.support.serving import COUNTS, Parrot, openai_client, parrot_only, po
 from tests.support.stub_openai import ModelServer
 
 database = pytest.mark.django_db(transaction=True)
-SURE = math.exp(COUNTS["log_probability"] / COUNTS["tokens_out"])
+SURE = COUNTS["confidence"]
 """The parrot's confidence."""
 
 
@@ -115,7 +115,7 @@ def test_an_explored_request_gets_the_champions_answer_and_keeps_the_own_one_bes
     row, beside = sorted(recorded(), key=lambda one: one.source)
     assert (beside.pk, beside.source, beside.policy) == (shadow_id(row.pk), "shadow", "bot-own")
     assert beside.response == parrot.said
-    assert beside.metadata["serving"]["log_probability"] == COUNTS["log_probability"]
+    assert beside.metadata["serving"]["confidence"] == SURE
     assert row.metadata["serving"]["route"]["explored"] is True
 
 
@@ -191,7 +191,7 @@ def judged(champion: Policy, count: int, worse: Any) -> None:
             None, id=shadow_id(row.pk), agent="bot", messages=f"question {n}", response="ours", policy="bot-own",
             source="shadow", tokens_out=1,
         )  # fmt: skip
-        beside.metadata["serving"]["log_probability"] = math.log(1 - n / count)
+        beside.metadata["serving"]["confidence"] = 1 - n / count
         Decision.objects.filter(pk=beside.pk).update(metadata=beside.metadata)
         pair = JudgedPair.objects.create(
             round=judging, decision=row.pk, answer="ours", other_answer="theirs", same=False

@@ -142,6 +142,7 @@ def answer_of(pieces: Iterable[Piece], latency_ms: float) -> Answer:
         known.log_probability,
         known.chosen,
         known.extras,
+        known.confidence,
     )
 
 

@@ -65,6 +65,8 @@ class Ask:
     """Caller's name for its limit: `max_tokens` or `max_completion_tokens`."""
     stream: bool = False
     """The answer is given in pieces, as it comes; else whole."""
+    confidence: bool = False
+    """The answer says how sure the model is of it."""
 
 
 def text_length(messages: Sequence[SentMessage]) -> int:
@@ -111,6 +113,9 @@ class Answer:
     chosen: bool = False
     """Picked out of a set of answers, so that its probability is the propensity of a choice."""
     extras: Extras = Extras()
+    confidence: float | None = None
+    """Geometric mean probability of its tokens at temperature 1, also of an answer without a draw, whose
+    `log_probability` is 0. None where nobody asked, or the backend does not say."""
 
     @property
     def text(self) -> str:
@@ -153,6 +158,7 @@ class Piece:
     chosen: bool = False
     extras: Extras = Extras()
     """Of the answer so far; with the last piece of the whole."""
+    confidence: float | None = None
 
     @property
     def text(self) -> str:

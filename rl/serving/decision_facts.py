@@ -133,6 +133,8 @@ def facts_of(target: Target, served: ServedAnswer[T], answer: Answer) -> dict[st
         metadata["serving"]["route"] = dict(served.route)
     if answer.log_probability is not None:
         metadata["serving"]["log_probability"] = answer.log_probability
+    if answer.confidence is not None:
+        metadata["serving"]["confidence"] = answer.confidence
     if target.arm_propensity is not None:
         metadata["arm_propensity"] = target.arm_propensity
     if (cost := cost_usd(answer, served.model)) is not None:

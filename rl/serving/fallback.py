@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import queue
 import random
 import threading
@@ -215,7 +214,7 @@ def routed(
 def _own_answer(target: Target, ask_of: Callable[[Target], Ask]) -> OwnAnswer | None:
     """The own model's whole answer; None where it gives none."""
     try:
-        ask = replace(ask_of(target), stream=False)
+        ask = replace(ask_of(target), stream=False, confidence=True)
         served = pieces(target, ask)
         given = list(served.result)
     except (NobodyAnswers, ServingRefused) as failure:
@@ -225,19 +224,13 @@ def _own_answer(target: Target, ask_of: Callable[[Target], Ask]) -> OwnAnswer | 
 
 
 def confidence_of(own: OwnAnswer) -> float | None:
-    """Geometric mean probability of an answer's tokens, in [0, 1]; None where the backend does not tell.
+    """How sure the own model is of its answer, in [0, 1]; None where the backend does not tell.
 
     None of an empty answer too: nobody judges those.
     """
-    last = own.pieces[-1]
     if not any(value for piece in own.pieces for value in piece.delta.values()):
         return None
-    return confidence(last.log_probability, last.tokens_out)
-
-
-def confidence(log_probability: float | None, tokens: int | None) -> float | None:
-    """Geometric mean probability of so many tokens, in [0, 1]; None where it is not known."""
-    return None if log_probability is None else math.exp(min(log_probability, 0.0) / max(tokens or 1, 1))
+    return own.pieces[-1].confidence
 
 
 def _stream_rest(first: Piece, rest: Iterator[Piece]) -> Iterator[Piece]:

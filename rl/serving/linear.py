@@ -42,13 +42,20 @@ class LinearBackend:
             )
         policy = linear_policy(model)
         options = _options(policy, ask)
+        logps = policy.log_probabilities(ask.messages, options)
         drawn = choose(
-            policy.log_probabilities(ask.messages, options),
+            logps,
             temperature=ask.temperature or 0.0,
             random=Random(ask.seed) if ask.seed is not None else None,
         )
         yield Piece.of_text(options[drawn.index])
-        yield Piece(end=True, finish_reason="stop", log_probability=math.log(drawn.propensity), chosen=True)
+        yield Piece(
+            end=True,
+            finish_reason="stop",
+            log_probability=math.log(drawn.propensity),
+            chosen=True,
+            confidence=math.exp(logps[drawn.index]),
+        )
 
     def log_probabilities(
         self, messages: Sequence[SentMessage], responses: Sequence[str], model: Model, timeout_s: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import ctypes
 import functools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -278,7 +279,7 @@ class LlamaPolicy:
         limit = min(ask.max_tokens or MAX_TOKENS, max(self.context.context - len(prompt), 1))
         random = np.random.default_rng(ask.seed)
         text, reader = _Text(ask.stop), CallReader(tools, syntax)
-        logp, count, reason = 0.0, 0, "length"
+        logp, sure, count, reason = 0.0, 0.0, 0, "length"
         self.context.use(adapter, scale)
         written, allowed = self._forced(constraint, limit - 1)
         logits = self.context.prompt([*prompt, *written])
@@ -302,6 +303,8 @@ class LlamaPolicy:
                 logits, computed = self.context.append(written), count
             token, nats = self._draw(logits, ask, random, allowed)
             logp += nats
+            if ask.confidence:
+                sure += _log_probability(logits, token, allowed)
             written = [token]
             if constraint is not None and count + 1 < limit and not self._ends(token, chat):
                 constraint.accept(token)
@@ -319,6 +322,7 @@ class LlamaPolicy:
             tokens_in=len(prompt),
             tokens_out=count,
             log_probability=logp,
+            confidence=math.exp(sure / max(count, 1)) if ask.confidence else None,
         )
 
     def _constraint(
@@ -403,6 +407,13 @@ class LlamaPolicy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _log_probability(logits: FloatArray, token: int, allowed: npt.NDArray[np.int64] | None) -> float:
+    """Log-probability of a token among those allowed at temperature 1, in nats."""
+    among = logits if allowed is None else logits[allowed]
+    high = float(among.max())
+    return float(logits[token]) - high - math.log(float(np.exp(among - high, dtype=np.float32).sum()))
 
 
 def ask_check(ask: Ask) -> None:

@@ -25,7 +25,6 @@ from rl.charts.intervals import Forest, ForestLine, forest_of
 from rl.models import JudgedPair, PairJudgement, Policy, ServingSettings
 from rl.registry.judging import WORTH
 from rl.registry.service import champion_of
-from rl.serving.fallback import confidence
 from rl.serving.files import policy_files_make
 from rl.serving.routing import route_basis
 from rl.statistics.routing import RoutePoint, route_curve, route_threshold
@@ -77,8 +76,8 @@ def _confidences(policy: Policy, decisions: Iterable[uuid.UUID]) -> dict[uuid.UU
     found = {}
     for chunk in chunks(list(answered)):
         rows = Decision.objects.filter(pk__in=chunk, policy=policy.name, withdrawal=None).order_by()
-        for pk, logp, tokens in rows.values_list("pk", "metadata__serving__log_probability", "tokens_out"):
-            if (sure := confidence(logp, tokens)) is not None:
+        for pk, sure in rows.values_list("pk", "metadata__serving__confidence"):
+            if sure is not None:
                 found[answered[pk]] = sure
     return found
 

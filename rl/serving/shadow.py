@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -183,7 +183,7 @@ def _answer(policy: Policy, row: Decision) -> dict[str, Any]:
     tools = row.metadata.get("tools")
     asked = Ask(row.messages, extra={"tools": tools} if tools else {})
     ask = ask_of(ChatRequest(row.agent, asked, has_format=bool(tools)), target)
-    served = fallback.pieces(target, ask)
+    served = fallback.pieces(target, replace(ask, confidence=True))
     answer = answer_storable(answer_of(list(served.result), served.latency_ms))
     return facts_of(target, served, answer) | _beside(row)
 

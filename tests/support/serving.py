@@ -20,7 +20,7 @@ from rl.serving.base import Ask, BackendFailed, Model, Piece, SentMessage
 BUNDLED = Path(__file__).resolve().parents[2] / "rl" / "bundled_model"
 
 
-COUNTS: dict[str, Any] = {"tokens_in": 7, "tokens_out": 3, "log_probability": -0.5}
+COUNTS: dict[str, Any] = {"tokens_in": 7, "tokens_out": 3, "log_probability": -0.5, "confidence": 0.8}
 
 
 class Files(NamedTuple):
