@@ -10,8 +10,9 @@ The walk uses the product's commands and REST alone: answers are recorded throug
 trains, the gate asks whether a loss of --loss is ruled out. If it stays closed, both models answer --explored new
 prompts, people judge pairs, and the own model answers where it is sure. Then the users' --traffic comes.
 
-Prints per task: the share answered locally, and the true quality of what the users got, of the own model's answers among
-them and of the provider for the same prompts, in %; what the ledger says was paid and what the provider counted, in US dollars.
+Prints per task the share answered locally, then the true quality in % of what the users got, of the own model's answers
+among them, and of the provider for the same prompts. Beside stand what the ledger says was paid and what the provider
+counted, in US dollars.
 A walk in --home is taken up where it was left.
 """
 

@@ -1,6 +1,7 @@
 """A backend behind OpenAI's protocol: what is sent, how failures are met, and the guards in front of it."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -45,6 +46,25 @@ def backend(stub: ModelServer) -> EndpointBackend:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "FIRST_PAUSE_S", 0.001)
+
+
+@pytest.mark.parametrize(
+    "told", [[{"token": "a", "logprob": -0.2}, {"token": "b", "logprob": -0.4}], None, [], [7]]
+)
+def test_confidence_is_what_the_tokens_log_probabilities_come_to(
+    backend: EndpointBackend, stub: ModelServer, told: object
+) -> None:
+    whole = stub.completion()
+    whole["choices"][0]["logprobs"] = None if told is None else {"content": told}
+    stub.sends = ("application/json", json.dumps(whole).encode())
+    answer = backend.answer(Ask(HELLO, confidence=True), POLICY, 5)
+    assert stub.bodies[-1]["logprobs"] is True
+    assert answer.confidence == (pytest.approx(math.exp(-0.3)) if told and told != [7] else None)
+    assert "logprobs" not in answer.extras.choice
+    kept = backend.answer(Ask(HELLO, confidence=True, extra={"logprobs": True}), POLICY, 5)
+    assert kept.extras.choice.get("logprobs") == whole["choices"][0]["logprobs"]
+    assert backend.answer(Ask(HELLO), POLICY, 5).confidence is None
+    assert "logprobs" not in stub.bodies[-1]
 
 
 def test_what_was_asked_for_is_sent_in_openais_words(backend: EndpointBackend, stub: ModelServer) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import random
 import re
+import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -231,7 +233,8 @@ class EndpointBackend:
         self._context_check(ask)
         with self._turn(model, deadline, self._dialect.path) as turn:
             response, sent = self._post_in_form(ask, model, turn)
-            yield from self._read(response, sent, turn)
+            found = self._read(response, sent, turn)
+            yield from confident(found, shown=bool(ask.extra.get("logprobs"))) if ask.confidence else found
 
     @contextmanager
     def _turn(self, model: Model, deadline: float, path: str) -> Iterator[_Turn]:
@@ -321,6 +324,8 @@ class EndpointBackend:
             sent.body["stream"] = True
             if self.endpoint.dialect == "openai":
                 sent.body["stream_options"] = {"include_usage": True}
+        if ask.confidence and self.endpoint.dialect == "openai":
+            sent.body["logprobs"] = True
         refused = self._refused_fields.get(named, set())
         left_out = sent.left_out + (("json_schema",) if is_weaker and "response_format" in body else ())
         return Sent(
@@ -447,6 +452,26 @@ class EndpointBackend:
         if status in OURS_TO_MEND or status < 400:
             return BackendFailed(text, kind="refused")
         return refusal
+
+
+def confident(found: Iterable[Piece], *, shown: bool) -> Iterator[Piece]:
+    """Pieces whose last one has the confidence that the tokens' log-probabilities come to. Without `shown` these are
+    taken out: the client did not ask for them."""
+    for piece in found:
+        told = piece.extras.choice.get("logprobs")
+        tokens = told.get("content") if isinstance(told, Mapping) else None
+        rows = [one for one in tokens if isinstance(one, Mapping)] if isinstance(tokens, list) else []
+        nats = [one["logprob"] for one in rows if isinstance(one.get("logprob"), (int, float))]
+        if piece.end and nats:
+            piece = dataclasses.replace(piece, confidence=math.exp(min(statistics.fmean(nats), 0.0)))
+        if not shown:
+            choice, whole = (
+                {key: value for key, value in one.items() if key != "logprobs"}
+                for one in (piece.choice, piece.extras.choice)
+            )
+            extras = dataclasses.replace(piece.extras, choice=whole)
+            piece = dataclasses.replace(piece, choice=choice, extras=extras)
+        yield piece
 
 
 def _has_schema(body: Mapping[str, object]) -> bool:
