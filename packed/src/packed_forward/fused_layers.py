@@ -217,22 +217,41 @@ class RmsNormFunction(torch.autograd.Function):
         return out.to(x.dtype), None, None
 
 
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, backward: bool = False) -> torch.Tensor:
+    """x cos + rotate_half(x) sin of x [R, heads, T, head], or x times the transposed matrix of that.
+
+    cos and sin are [R or 1, T, head]. One pass on a GPU, three elsewhere.
+    """
+    if x.is_cuda and (kernels := gpu_kernels()) is not None:
+        found: torch.Tensor = kernels.rotated(x, cos, sin, backward=backward)
+        return found
+    out = x * cos[:, None]
+    (first, second), (near, far) = x.chunk(2, -1), sin[:, None].chunk(2, -1)
+    left, right = out.chunk(2, -1)
+    if backward:
+        left.addcmul_(second, far)
+        right.addcmul_(first, near, value=-1)
+    else:
+        left.addcmul_(second, near, value=-1)
+        right.addcmul_(first, far)
+    return out
+
+
 class RotationFunction(torch.autograd.Function):
-    """x cos + rotate_half(x) sin (Su et al. 2021, arXiv 2104.09864) of x [R, heads, T, head] on a GPU, in one pass."""
+    """x cos + rotate_half(x) sin of x [R, heads, T, head] (Su et al. 2021, arXiv 2104.09864)."""
 
     @staticmethod
     def forward(
         ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        found: torch.Tensor = gpu_kernels().rotated(x, cos, sin)
-        return found
+        return rotated(x, cos, sin)
 
     @staticmethod
     def backward(
         ctx: torch.autograd.function.FunctionCtx, *grads: torch.Tensor
     ) -> tuple[torch.Tensor, None, None]:
-        return gpu_kernels().rotated(grads[0], *ctx.saved_tensors, backward=True), None, None
+        return rotated(grads[0], *ctx.saved_tensors, backward=True), None, None
 
 
 # --- Putting them in ----------------------------------------------------------------------------------------
@@ -249,11 +268,10 @@ def fuse_layers(model: torch.nn.Module) -> None:
         if forward is not None and "forward" not in vars(module):  # else it is there, or somebody's hook is
             module.ratchet_own_forward = module.forward
             module.forward = types.MethodType(forward, module)
-    if next(model.parameters()).is_cuda and gpu_kernels() is not None:
-        for code in _architectures(model):
-            stock = code.apply_rotary_pos_emb
-            if not hasattr(stock, "ratchet_stock") and rotates_by_halves(stock):
-                code.apply_rotary_pos_emb = _rotation_of(stock)
+    for code in _architectures(model):
+        stock = code.apply_rotary_pos_emb
+        if not hasattr(stock, "ratchet_stock") and rotates_by_halves(stock):
+            code.apply_rotary_pos_emb = _rotation_of(stock)
 
 
 def restore_layers(model: torch.nn.Module) -> None:
@@ -297,8 +315,7 @@ def _rotation_of(stock: Rotate) -> Rotate:
         *args: object,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        same = q.is_cuda and q.dtype == cos.dtype and q.shape[-1] == cos.shape[-1] and not (args or kwargs)
-        if not same:
+        if args or kwargs or q.dtype != cos.dtype or q.shape[-1] != cos.shape[-1]:
             return stock(q, k, cos, sin, *args, **kwargs)
         return RotationFunction.apply(q, cos, sin), RotationFunction.apply(k, cos, sin)
 
