@@ -55,6 +55,8 @@ class Station:
     """Empty if the station is passed, or the next step can be taken now."""
     command: str = ""
     """Command or page that does it."""
+    page: str = ""
+    """Page with the button for it, where the command has one."""
     automatic: bool = False
     """True if `flywheel_step` does it."""
 
@@ -154,7 +156,7 @@ def _prove(policy: Policy | None) -> Station:
         command = f"{PROGRAM} policy promote {policy.name} --to {CHALLENGER}"
         return Station("prove", title, NOW, verdict.words, "", command, automatic=True)
     waits = verdict.action.words if verdict.action else check.unmet[0].words
-    return Station("prove", title, NOW, verdict.words, waits, check.command or page)
+    return Station("prove", title, NOW, verdict.words, waits, check.command or page, page)
 
 
 def _ramp(policy: Policy | None, experiment: Experiment | None) -> Station:

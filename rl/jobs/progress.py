@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from backend.command import Pace
 from rl.models import RunMetric, TrainingRun
+from rl.models.runs import method_title
 
 logger = logging.getLogger("rl.jobs.progress")
 
@@ -151,7 +152,7 @@ class RunListener:
 
     def on_phase(self, name: str, done: int = 0, total: int = 0) -> None:
         if self.run.stage_of_id is not None:
-            name = f"{self.run.method} stage, {name}"
+            name = f"{method_title(self.run.method)} stage, {name}"
         if total and name != self.phases.name:
             self.phases(0, 0, name)
         self.phases(done, total, "" if total else name)

@@ -21,6 +21,12 @@ LEARNER = "online learner"
 """Author of runs that the online learner started."""
 
 
+def method_title(slug: str) -> str:
+    """A training method's name as people write it: DPO, Reward model."""
+    words = slug.replace("_", " ")
+    return words.capitalize() if words != slug or slug == "linear" else slug.upper()
+
+
 class HistoryRow(models.Model):
     """What happened to something, when and why. Append-only."""
 

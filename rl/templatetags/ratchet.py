@@ -5,6 +5,7 @@ from __future__ import annotations
 from django import template
 
 from rl.models import TrainingRun
+from rl.models.runs import method_title
 from rl.selectors import Work, work_of
 
 register = template.Library()
@@ -16,11 +17,7 @@ def thousands(value: float) -> str:
     return f"{value:,}"
 
 
-@register.filter
-def method_name(slug: str) -> str:
-    """A training method's name as people write it: DPO, Reward model."""
-    words = slug.replace("_", " ")
-    return words.capitalize() if words != slug or slug == "linear" else slug.upper()
+register.filter("method_name", method_title)
 
 
 @register.filter

@@ -163,7 +163,9 @@ def _step(card: AgentCard) -> LoopStep:
         meanwhile = f" Run {run.pk} trains the next one." if run and card.works else ""
         newer = card.newer
         if newer is not None and newer.state == NOT_COMPARED:
-            return LoopStep("judge", f"{newest.name}: {newer.standing}{meanwhile}", newest.name)
+            return LoopStep(
+                "judge", f"Evaluate {newest.name} against {newer.against}.{meanwhile}", newest.name
+            )
         words = f"{newest.name} is evaluated; promote or reject it.{meanwhile}"
         return LoopStep("promote", words, newest.name)
     if card.works:
