@@ -73,7 +73,8 @@ class RowReader:
             )
         logger.debug("skipped decision %s", pk, exc_info=error)
         self._agents[pk] = agent or self.agent
-        self.unreadable[pk] = f"{type(error).__name__}: {error}".replace("\x00", "\ufffd")[:REASON]
+        kind = "" if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: "
+        self.unreadable[pk] = f"{kind}{error}".replace("\x00", "\ufffd")[:REASON]
 
     def save(self, looked_at: Collection[uuid.UUID] | None = None) -> None:
         """Store skipped rows for the page; rows that are readable again are removed from it.
