@@ -331,6 +331,9 @@ def test_a_rollback_finds_its_adapter_and_older_ones_are_unloaded(
     assert answered()[0] == "widgets-v2"
     publication.reconcile()
     assert set(vllm.adapters) == {"foreign", "widgets-v1", "widgets-v2"}
+    vllm.adapters.clear()
+    publication.reconcile()
+    assert list(vllm.adapters) == ["widgets-v2", "widgets-v1"]  # the champion first
 
 
 def test_a_move_is_followed_by_a_worker(

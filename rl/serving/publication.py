@@ -51,7 +51,8 @@ def _wanted(promoted: Sequence[str]) -> list[Policy]:
     found = list(adapters.filter(Q(stage__in=stages) | Q(name__in=named)))
     for agent in {policy.agent for policy in found if policy.stage == Policy.Stage.CHAMPION}:
         found += [policy for policy in champions_before(agent) if policy.kind == Policy.Kind.ADAPTER]
-    return sorted(set(found), key=lambda policy: policy.pk)
+    # champions first: after a restart of the server they have the traffic
+    return sorted(set(found), key=lambda policy: (policy.stage != Policy.Stage.CHAMPION, policy.pk))
 
 
 def _reconciled(engine: Engine, wanted: Sequence[Policy]) -> list[str]:
