@@ -250,6 +250,7 @@ class Walk:
             if report["stage"] != "champion":
                 self.once("explored", lambda: self._explore(report["policy"], explored))
                 self.once("judged", lambda: self._judge(report["policy"]))
+                self.once("promoted", lambda: self._promoted(report["policy"]))
                 self.once("route", self._route)
             got = self.once("traffic", lambda: self.asked(traffic))
             ledger = self.once("ledger", self._ledger)
@@ -260,7 +261,7 @@ class Walk:
             if one["policy"] == report["policy"]
         ]
         return {
-            "stage": report["stage"],
+            "stage": "champion" if self.done.get("promoted") else report["stage"],
             "minutes": report["minutes"],
             "gate": report["why"]["words"],
             "route": self.done.get("route", ""),
@@ -323,6 +324,15 @@ class Walk:
         if found["status"] == "running":
             found = self.manage("judging_round", "stop", str(number), "--reason", "enough")
         return found
+
+    def _promoted(self, policy: str) -> bool:
+        """The gate opens where people found it not worse."""
+        try:
+            self.manage("policy", "promote", policy, "--to", "champion")
+        except AssertionError as refusal:
+            print(f"{self.agent}: {str(refusal).strip()[:300]}", file=sys.stderr, flush=True)
+            return False
+        return True
 
     def _route(self) -> str:
         """The scheduler sets the threshold from the judgements."""

@@ -14,7 +14,7 @@ from rl.datasets.erasure import decisions_forget
 from rl.evaluation.judging import round_answer, round_create, round_opened
 from rl.evaluation.sides import HostedFailed, HostedSide
 from rl.linear.model import CLOSED, WEIGHTS, LinearPolicy
-from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy, PromptSplit, Upstream
+from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy, PromptSplit, ServingSettings, Upstream
 from rl.registry.judging import (
     JudgingRefused,
     ShownPair,
@@ -145,6 +145,19 @@ def test_a_round_ends_with_its_verdict(wanted: str, verdict: str) -> None:
         judgement_submit(pair, "bob", "tie")
     assert pair_next(judging, "bob") is None
     assert judgement_undo(judging, "ada") is None
+
+
+def test_a_round_that_sets_a_route_goes_on_after_its_verdict() -> None:
+    judging = round_of(30)
+    ServingSettings.objects.create(agent=AGENT, route_policy=judging.policy.name)
+    for _ in range(29):
+        judge(judging, "ada", "opponent")
+    judging.refresh_from_db()
+    assert judging.is_open
+    assert round_standing(judging).verdict == WORSE
+    judge(judging, "ada", "opponent")
+    judging.refresh_from_db()
+    assert (judging.status, judging.verdict) == ("ended", WORSE)
 
 
 def test_a_round_that_is_used_up_stays_open_and_keeps_its_result() -> None:

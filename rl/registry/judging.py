@@ -20,7 +20,7 @@ from django.utils.crypto import salted_hmac
 from feedback.explorer.previews import turns_of
 from feedback.models import Decision
 from rl.gates.report import JudgingEvidence
-from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy
+from rl.models import JudgedPair, JudgingRound, PairJudgement, Policy, ServingSettings
 from rl.statistics.assignment import BASE
 from rl.statistics.intervals import Interval
 from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE, WinShare
@@ -188,13 +188,17 @@ def _counts(judging: JudgingRound) -> RoundCounts:
 
 
 def round_close_if_settled(judging: JudgingRound) -> bool:
-    """Ends a round that has its verdict, or nothing left to judge. Returns True if it has ended."""
+    """Ends a round that has its verdict, or nothing left to judge. Returns True if it has ended.
+
+    A round that sets a route goes on after its verdict: each judgement tells more of the threshold.
+    """
     with transaction.atomic():
         row = JudgingRound.objects.select_for_update().get(pk=judging.pk)
         if not row.is_open:
             return row.status == Status.ENDED
         standing = round_standing(row)
-        settled = standing.share.settled
+        routed = ServingSettings.objects.filter(agent=row.agent, route_policy=row.policy.name)
+        settled = standing.share.settled and not routed.exists()
         used_up = row.status == Status.RUNNING and not standing.counts.waiting
         if settled or used_up:
             _end(row, standing, "a verdict is reached" if settled else "all prompts are judged")
