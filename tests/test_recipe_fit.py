@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl.jobs.run_recipe import within_minutes
-from rl.jobs.stages import SFT_SHARES, stage_limits
+from rl.jobs.stages import SFT_SHARE, stage_limits
 from rl.jobs.trainer import rows_read
 from rl.recipes import DPO_CONFIG, RECIPES, Recipe, SFTRecipe
 from rl.recipes.fit import SIZES, Speed, Workload, memory_of, minutes_fitted, rate_scale, recipe_fitted
@@ -100,13 +100,10 @@ def test_minutes_bound_warm_ups_and_stages() -> None:
     # stages are held to the limits of their run
     assert stage_limits({"max_steps": 2, "minutes": 20.0}) == {"max_steps": 2, "minutes": 5.0}
     assert stage_limits({"max_steps": -1, "minutes": 0.0}) == {}
-    for start, minutes in (("sft", 10.0), ("distil", 15.0)):
-        assert stage_limits({"minutes": 20.0}, SFT_SHARES[start]) == {"minutes": minutes}
-        own = within_minutes(
-            DPO_CONFIG["cpu"].with_knobs(minutes=20.0, start_from=start), 300, Speed(10.0, 0.0)
-        )
-        alone = within_minutes(DPO_CONFIG["cpu"].with_knobs(minutes=20.0 - minutes), 300, Speed(10.0, 0.0))
-        assert own.steps == alone.steps
+    assert stage_limits({"minutes": 20.0}, SFT_SHARE) == {"minutes": 10.0}
+    own = within_minutes(DPO_CONFIG["cpu"].with_knobs(minutes=20.0, start_from="sft"), 300, Speed(10.0, 0.0))
+    alone = within_minutes(DPO_CONFIG["cpu"].with_knobs(minutes=10.0), 300, Speed(10.0, 0.0))
+    assert own.steps == alone.steps
 
 
 def test_training_ends_at_its_deadline_with_the_weights_it_has(base: str, tmp_path: Path) -> None:

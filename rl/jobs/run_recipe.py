@@ -23,10 +23,10 @@ from rl.datasets.feedback_types import Row
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.method_selection import REWARD_MODEL, method_chosen
-from rl.jobs.stages import SFT_SHARES, STAGE_SHARE
+from rl.jobs.stages import SFT_SHARE, STAGE_SHARE
 from rl.jobs.trainer import base_measured, import_reference, start_resolved
 from rl.models.agent_definitions import agent_served
-from rl.recipes import Recipe, recipe_named
+from rl.recipes import STAGE_STARTS, Recipe, recipe_named
 from rl.recipes.base import AnswerRecipe, BasicRecipe
 from rl.recipes.fit import (
     FLOAT32_BYTES,
@@ -208,7 +208,7 @@ def within_minutes(recipe: Recipe, rows: int, speed: Speed) -> MinutesFit:
         return MinutesFit(recipe, recipe.steps(rows), rows)
     knobs = recipe.as_dict()
     own = 1 - 2 * STAGE_SHARE if AUTO in str(knobs.get("reward", "")).split(",") else 1.0
-    own = 1 - SFT_SHARES.get(str(knobs.get("start_from")), 1 - own)
+    own = 1 - SFT_SHARE if knobs.get("start_from") in STAGE_STARTS else own
     return minutes_fitted(recipe, rows, own * recipe.minutes, speed)
 
 

@@ -26,7 +26,7 @@ from rl.jobs.method_selection import LINEAR, REWARD_MODEL, linear_beside, method
 from rl.models import RewardModelVersion, TrainingRun
 from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused
-from rl.recipes import BASE, DATASET_CONFIG, DISTIL, FORM, SFT_STAGE, STAGE_STARTS
+from rl.recipes import BASE, DATASET_CONFIG, DISTIL, FORM, STAGE_STARTS
 from rl.reward_models.service import (
     ranking_text,
     ranks_above_chance,
@@ -46,9 +46,8 @@ Status = TrainingRun.Status
 STAGE_SHARE = 0.25
 """Share of a run's minutes that each of its stages may take."""
 
-SFT_SHARES = {SFT_STAGE: 0.5, DISTIL: 0.75}
-"""Start of a run -> share for the SFT stage that it trains first. A log of unrated answers has many more rows than the
-ratings after it: SmolLM2 that saw half of 1,141 answers was right in 53 % of new prompts."""
+SFT_SHARE = 0.5
+"""Share for the SFT stage that a run starts from: it teaches what people wrote."""
 
 SFT = "sft"
 
@@ -174,7 +173,7 @@ def start_stage_run(run: TrainingRun, runner: StageRunner) -> None:
         return
     shown = "one policy's unrated answers" if start == DISTIL else "what people wrote and liked"
     reason = f"first stage of run {run.pk}: {shown}"
-    order = _started(run, SFT) or _sft_order(run, SFT_SHARES[start], reason, **STAGE_STARTS[start])
+    order = _started(run, SFT) or _sft_order(run, SFT_SHARE, reason, **STAGE_STARTS[start])
     stage = _trained(run, runner, order)
     note = f"run {stage.pk} (sft) came first; this run starts from {stage.policy.name}"
     _settle(run, note, start_from=stage.policy.name)

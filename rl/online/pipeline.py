@@ -33,7 +33,7 @@ from rl.jobs.lifecycle import TrainOrder
 from rl.jobs.method_selection import MethodChoice, TrainingPlan, training_plan
 from rl.jobs.plan import train_plan
 from rl.jobs.progress import PhaseRecorder, pulse
-from rl.jobs.stages import SFT_SHARES, memory_release, stage_limits
+from rl.jobs.stages import SFT_SHARE, memory_release, stage_limits
 from rl.models import LearnerSettings, Policy, PolicyEvent, TrainingRun
 from rl.models.learning import learner_settings, retrain_knobs
 from rl.models.runs import RunRefused
@@ -297,8 +297,7 @@ class TrainingPipeline:
         for training in reversed(self.plan.trainings):
             order = self.order(training)
             if plans and training.method == "sft":
-                main = plans[0]["recipe"]
-                order.knobs.update(stage_limits(main, SFT_SHARES[main["start_from"]]))
+                order.knobs.update(stage_limits(plans[0]["recipe"], SFT_SHARE))
             expected = train_plan(order, _phase_progress(progress, training.method))
             plans.insert(0, {"method": training.method, "reason": training.reason, **expected})
         return plans
