@@ -34,6 +34,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='servingsettings',
             name='route_threshold',
-            field=models.FloatField(blank=True, editable=False, help_text='Confidence at which it is sure; null: never', null=True),
+            field=models.FloatField(blank=True, editable=False, help_text='From this confidence on, the own model answers; null: never', null=True),
         ),
     ]
