@@ -260,14 +260,14 @@ def test_right_is_what_people_wrote_or_liked(monkeypatch: pytest.MonkeyPatch, tm
     fit(rows, agent, families=[("words",)], penalties=(10.0,)).policy.save(tmp_path)
     monkeypatch.setattr(candidates, "adapter_folder", lambda policy: tmp_path)
     held_out: dict[str, list[dict[str, Any]]] = {
-        "corrections": [rows[0]],
+        "corrections": [rows[0], {**rows[5], "completion": "billing"}],
         "labels": [
             {**rows[4], "score": 0.0},
             {**rows[0], "prompt": [{"role": "user", "content": "?"}], "score": 0.5},
         ],
     }
     policy = Policy(name="p", agent=AGENT)
-    assert candidates._eval_values(policy, held_out, agent, by_answers=True) == [1.0, 0.0, 0.5]
+    assert candidates._eval_values(policy, held_out, agent, by_answers=True) == [1.0, 0.0, 0.0, 0.5]
 
 
 def test_linear_and_language_models_share_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:

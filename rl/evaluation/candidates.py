@@ -22,8 +22,9 @@ class CandidateScore:
 
     policy: str
     share: float
-    """Share of the prompts where its answer is one that people wrote, preferred or liked, an answer that nobody knows
-    counting half; of free text, which has no linear policy, of the pairs whose preferred answer it holds likelier."""
+    """Share of the prompts where its answer is one that people wrote, preferred or liked; of free text, which has no
+    linear policy, of the pairs whose preferred answer it holds likelier. An answer that nobody knows counts half; where
+    answers are a closed set or structured, and a right one is known, it is wrong."""
     compared: int
     """Prompts, or pairs."""
     kept: bool = False
@@ -69,9 +70,10 @@ def _eval_values(
         states = [prompt.row.get("state") for prompt in prompts]
         answers = generate_answers(side, [prompt.messages for prompt in prompts], agent, states=states)
         judge = AnswerJudge(agent, None)
+        _, values = judge.judged(prompts, answers)
         return [
-            judge.reward(prompt, answer.text, judge.problem(prompt, answer))
-            for prompt, answer in zip(prompts, answers, strict=True)
+            0.0 if agent.discrete and prompt.expected and not judge.is_known(prompt, answer.text) else value
+            for prompt, answer, value in zip(prompts, answers, values, strict=True)
         ]
     pairs = side.encoder.written(list(rows.get(PAIRS, ())))[0][:MOST_COMPARED]
     items = [

@@ -427,7 +427,10 @@ class ServingSettings(models.Model):
         help_text="Share of requests that both answer, from whose judgements the threshold is set",
     )
     route_threshold = models.FloatField(
-        null=True, blank=True, editable=False, help_text="From this confidence on, the own model answers; null: never"
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="From this confidence on, the own model answers; null: never",
     )
     route_report = models.JSONField(default=dict, db_default={}, editable=False)
     fallbacks = models.JSONField(

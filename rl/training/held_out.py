@@ -143,6 +143,10 @@ class AnswerJudge:
         disliked = done in {self.action(response) for response in prompt.disliked}
         return NEUTRAL if liked == disliked else float(liked)
 
+    def is_known(self, prompt: HeldOutPrompt, answer: str) -> bool:
+        """True if people wrote, liked or disliked an answer that does the same."""
+        return self.does_one_of(answer, [*prompt.liked, *prompt.demonstrations, *prompt.disliked])
+
     def reward(self, prompt: HeldOutPrompt, answer: str, problem: str | None) -> float:
         if self.custom is not None:
             return float(self.custom(prompt.row, answer))
