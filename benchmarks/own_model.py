@@ -210,7 +210,11 @@ class Walk:
         return answer.status, json.loads(answer.read())
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
+        """A request's answer, asked for again while the server is busy, as OpenAI's clients do."""
         status, found = self.status(method, path, body)
+        while status == 503:
+            time.sleep(2)
+            status, found = self.status(method, path, body)
         assert status < 300, (path, status, found)
         return found
 
