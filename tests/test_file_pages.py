@@ -97,6 +97,14 @@ def test_rows_can_be_pasted_and_their_columns_are_guessed(operator: Client) -> N
     assert Rating.objects.get(correction="delivery").thumb == "down"
 
 
+def test_a_table_pasted_twice_brings_nothing_new(operator: Client) -> None:
+    rows = "customer message,routed to,ok?\nLate!,billing,no\nHot!,technical,yes\n"
+    go_on(operator, operator.post("/import/", {"text": rows, "agent": "tickets"}))
+    again = operator.post("/import/", {"text": rows, "agent": "tickets"})
+    assert (again.context["fault"], again.context["already_here"]) == ("", 2)
+    assert "Nothing new: all 2 rows were here already" in again.text
+
+
 def test_columns_of_unknown_names_are_guessed_by_their_texts(operator: Client) -> None:
     rows = "id,ticket,queue,points\n17,My lamp is broken,technical,3\n18,Where is my parcel?,delivery,5\n"
     tried = operator.post("/import/", {"text": rows, "agent": "tickets"})

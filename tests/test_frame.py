@@ -172,6 +172,14 @@ def test_every_page_says_what_runs_in_the_background(ada: Client) -> None:
     assert "step 10 of 40" in strip[1]
 
 
+def test_the_strip_names_the_run_that_trains_before_those_that_wait(ada: Client) -> None:
+    forget_all()
+    trains = make_run(status="running", phase="training")
+    waits = make_run(status="queued")
+    page = ada.get("/glossary/").text
+    assert page.index(f'href="/runs/{trains.pk}/"') < page.index(f'href="/runs/{waits.pk}/"')
+
+
 def test_a_raters_bar_leads_to_no_trainings(client: Client) -> None:
     make_run(status="running", finished_at=None)
     forget_all()

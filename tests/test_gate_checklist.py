@@ -114,7 +114,7 @@ def test_harm_offers_neither_ratings_nor_the_same_list_twice() -> None:
     text = words(signed_in("operator", "operator").get(f"/policies/{policy.name}/").text)
     assert "more rated prompts away" not in text
     assert "Rate more" not in text.replace("Rate more, then", "")
-    assert "To become challenger part of the traffic, in an experiment closed For the same reasons." in text
+    assert "To become challenger part of the traffic, in an experiment not yet For the same reasons." in text
 
 
 def test_a_refused_promotion_is_kept_with_its_report_and_shown_as_the_verdict() -> None:

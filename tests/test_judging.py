@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from django.core.management import call_command
+from django.test import Client
 
 from feedback.erasure.withdrawals import WithdrawalSelection, decisions_withdraw
 from rl.checksums import file_sum
@@ -187,6 +188,19 @@ def test_a_forecast_counts_answers_of_people() -> None:
     assert 60 < standing.further <= 120
     assert standing.minutes == round(standing.further / 6)
     assert round_standing(round_of(8, policy=policy_of("other", "candidate", AGENT))).further is None
+
+
+@pytest.mark.parametrize(("decided", "way_on"), [(2, "Compare on:"), (10, "Stop the round below")])
+def test_an_even_round_says_whether_to_compare_on_or_to_stop(
+    operator: Client, decided: int, way_on: str
+) -> None:
+    judging = round_of(14)
+    for number in range(decided):
+        pair, side = preference(judging, "bob", ("policy", "opponent")[number % 2])
+        judgement_submit(pair, "bob", side)
+    page = operator.get(f"/judging/{judging.pk}/").text
+    assert way_on in page
+    assert ('<button type="submit">Stop the round' in page) == (decided == 10)
 
 
 def test_a_round_of_ties_says_that_they_were_ties() -> None:

@@ -183,6 +183,9 @@ def test_answers_that_cannot_be_had_any_more_are_not_asked_for(operator: Client)
     judged(second)
     address = "/policies/compare/?left=widgets-v2&right=widgets-v1"
     assert 'action="/policies/widgets-v1/follow-up/"' in operator.get(address).text
+    judged(first)
+    both = operator.get("/policies/compare/?left=widgets-v1&right=widgets-v2").text
+    assert "Evaluate widgets-v2 against widgets-v1" in words(both)
     PolicyEvent.objects.create(policy=first, kind="pruned", actor="pipeline")
     html = operator.get(address).text
     assert "the files of widgets-v1 were deleted" in html
@@ -269,6 +272,15 @@ def test_a_run_that_is_over_is_left_alone(operator: Client) -> None:
     html = operator.get(f"/runs/{make_policy(1).run.pk}/").text
     assert "live.js" not in html
     assert "Cancel this run" not in html
+
+
+def test_a_run_that_stopped_offers_a_way_out(operator: Client) -> None:
+    run = make_run(
+        agent="widgets", status="refused", reason="2 pairs found: rate more at /rate/?agent=widgets"
+    )
+    assert '<a class="button" href="/rate/?agent=widgets">Rate</a>' in operator.get(f"/runs/{run.pk}/").text
+    failed = make_run(agent="widgets", status="failed", reason="no memory")
+    assert f"train_dpo --resume {failed.pk}" in operator.get(f"/runs/{failed.pk}/").text
 
 
 def test_an_operator_cancels_a_run(operator: Client) -> None:

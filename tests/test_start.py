@@ -351,7 +351,7 @@ def test_a_closed_gate_is_shown_with_its_reason_and_two_ways_on(operator: Client
     policy = judged_policy(wins=2)
     (check,) = gate_checklists(policy, ["champion"])
     text = words(operator.get("/start/?agent=shop").text)
-    assert "closed" in text
+    assert "not yet" in text
     assert [item.words for item in check.unmet if escape(item.words) not in text] == []
     assert check.unmet
     assert "Rate more" in text
@@ -360,6 +360,18 @@ def test_a_closed_gate_is_shown_with_its_reason_and_two_ways_on(operator: Client
     done = operator.post(f"/policies/{policy.name}/move/", sent)
     assert done.headers["Location"] == "/start/?agent=shop"
     assert operator.get("/start/?agent=shop").context["shown"].key == "ask"
+
+
+def test_a_policy_of_no_run_is_evaluated_by_the_command_that_the_start_shows(operator: Client) -> None:
+    policy = make_policy("shop")
+    rated(3)
+    offered = words(operator.get("/start/?agent=shop&step=compare").text)
+    assert "Evaluate it" in offered
+    Policy.objects.filter(pk=policy.pk).update(run=None)
+    text = words(operator.get("/start/?agent=shop&step=compare").text)
+    assert f"evaluate_model --policy {policy.name} --compare" in text
+    assert f"Open {policy.name}" in words(operator.get("/").text)
+    assert "follow-up" not in operator.get("/").text
 
 
 def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operator: Client) -> None:

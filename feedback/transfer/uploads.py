@@ -297,7 +297,7 @@ def _trial_guessed(upload: Upload, columns: tuple[ColumnSeen, ...], actor: str) 
     if not {"prompt", "response"} <= set(guess):
         return None
     trial = upload_try(replace(upload, columns=guess), actor=actor)
-    if trial.fault or not trial.context["any"]:
+    if trial.fault or not (trial.context["any"] or trial.context["already_here"]):
         return None
     words = "Its columns were guessed by their names and values: check them below."
     return replace(trial, context={**trial.context, "notes": [words, *trial.context["notes"]]})

@@ -325,7 +325,13 @@ def _with_verdict(
         effect = effect_adjusted(effect, *moments, adjustment.covariates, rule)
     guards = tuple(guardrail_judge(new[g.metric.name], old[g.metric.name], g, rule) for g in rule.guardrails)
     verdict = verdict_of(effect, guards, 1.0 if mismatch_p is None else mismatch_p)
-    words = words_of(verdict, guards, {"arm": found.name, "control": control.name})
+    words = words_of(
+        verdict,
+        guards,
+        {"arm": found.name, "control": control.name},
+        {"arm": new[main].n, "control": old[main].n},
+        rule.min_units,
+    )
     return replace(found, effect=effect, guardrails=guards, verdict=verdict, words=words)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rl.charts.intervals import Forest, ForestLine, forest_of
 from rl.experiments.results import ArmResult, Results, SliceResult
-from rl.experiments.verdicts import ArmEffect, GuardrailResult
+from rl.experiments.verdicts import COLLECTING, MISMATCH_P, ArmEffect, GuardrailResult
 from rl.recipes.experiment_metrics import Metric, metric_of
 from rl.statistics import Interval
 
@@ -128,6 +128,8 @@ class ExperimentSummary:
     effects: Forest | None
     slices: Forest | None
     mismatch: str
+    mismatch_below: float
+    """The split is off below this p."""
     wait: str
 
 
@@ -148,6 +150,7 @@ def summarize(results: Results) -> ExperimentSummary:
         effects=_effects(results.challengers, metric, results.control.name),
         slices=_slices(results.slices, metric),
         mismatch="" if results.mismatch.p is None else _p(results.mismatch.p),
+        mismatch_below=MISMATCH_P,
         wait=_wait(results),
     )
 
@@ -167,7 +170,7 @@ def _arm(result: ArmResult, metric: Metric) -> ArmRow:
         chance=_chance(effect.chance) if effect and effect.value is not None else "",
         best=_chance(result.best),
         p=_p(effect.p) if effect and effect.p is not None else "",
-        units_remaining=_units_needed_text(effect),
+        units_remaining=_units_needed_text(result),
         adjustment=adjustment_text(effect, metric) if effect else "",
         verdict=VERDICTS.get(result.verdict, ""),
         guards=[_guard(guard) for guard in result.guardrails],
@@ -181,12 +184,13 @@ def _guard(guard: GuardrailResult) -> GuardRow:
     return GuardRow(metric.words, guard.metric, effect_text(guard.loss, metric), margin, states[guard.state])
 
 
-def _units_needed_text(effect: ArmEffect | None) -> str:
-    if effect is None or effect.value is None:
+def _units_needed_text(result: ArmResult) -> str:
+    effect = result.effect
+    if effect is None or effect.value is None or effect.state == COLLECTING or effect.needed == 0:
         return ""
     if effect.needed is None:
-        return "a very large number of units, as the difference is close to zero"
-    return "" if effect.needed == 0 else f"about {effect.needed:,} units, if the difference stays as measured"
+        return f"To settle {result.name} takes very many units, as the difference is close to zero"
+    return f"To settle {result.name} takes about {effect.needed:,} more units, if the difference stays as measured"
 
 
 def _wait(results: Results) -> str:

@@ -231,8 +231,14 @@ def _level(value: float, metric: Metric) -> float:
     return math.exp(min(value, 700.0)) if metric.log else value
 
 
-def words_of(verdict: str, guards: Sequence[GuardrailResult], names: Mapping[str, str]) -> str:
-    """The verdict in a sentence; names: the titles of `arm` and `control`."""
+def words_of(
+    verdict: str,
+    guards: Sequence[GuardrailResult],
+    names: Mapping[str, str],
+    units: Mapping[str, int],
+    min_units: int,
+) -> str:
+    """The verdict in a sentence; names: the titles of `arm` and `control`; units: those of each with a value."""
     arm, control = names["arm"], names["control"]
     broken = [guard for guard in guards if guard.state == HARM]
     if broken:
@@ -250,5 +256,8 @@ def words_of(verdict: str, guards: Sequence[GuardrailResult], names: Mapping[str
     if verdict == NOT_INFERIOR:
         return f"{arm} is not worse than {control} by more than the experiment allows (anytime-valid test)"
     if verdict == COLLECTING:
-        return f"too few units of {arm} and {control} have a value yet"
+        short = [f"{names[one]} has {count:,}" for one, count in units.items() if count < min_units]
+        if not short:
+            return f"the values of {arm} and {control} are too much alike for a test yet"
+        return f"{' and '.join(short)} of the {min_units:,} units with a value that each arm needs"
     return f"no difference between {arm} and {control} is shown yet"

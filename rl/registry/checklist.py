@@ -64,6 +64,10 @@ class GateChecklist:
         return not self.unmet
 
     @property
+    def against_words(self) -> str:
+        return "the base model" if self.against == "base" else self.against
+
+    @property
     def conditions(self) -> int:
         """Number of rules that apply."""
         return len(self.unmet) + len(self.passed_rules)

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Case, Q, When
 from django.http import HttpRequest
 from django.urls import reverse
 
@@ -108,7 +108,8 @@ def _works() -> list[Work]:
     found = TrainingRun.objects.filter(
         Q(status__in=[status.QUEUED, status.RUNNING], stage_of=None) | followed
     )
-    rows = found.defer("recipe", "libraries", "hardware").order_by("-pk")[:WORKS_SHOWN]
+    order = Case(When(status=status.RUNNING, then=0), When(status=status.QUEUED, then=2), default=1)
+    rows = found.defer("recipe", "libraries", "hardware").order_by(order, "-pk")[:WORKS_SHOWN]
     return [work_of(run) for run in rows]
 
 

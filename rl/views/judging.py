@@ -38,6 +38,8 @@ SKIPPED = SessionIds("judging_skipped", SKIP_LIMIT)
 SAVED = {"left": "Saved: A is better", "right": "Saved: B is better", "tie": "Saved: equally good"}
 EXAMPLES = 12
 """Pairs that the page of an ended round shows."""
+EARLY = 10
+"""Decided prompts below which a page does not foretell that a round brings no verdict."""
 
 
 def rounds_waiting(rater: str, agent: str) -> list[tuple[int, str, int | None]]:
@@ -196,6 +198,7 @@ def judging_round(request: HttpRequest, pk: int) -> HttpResponse:
         "words": standing.words(judging.policy.name, judging.opponent_name),
         "accuracy": share_of({"share": figure}, "share") if share.decided else None,
         "confidence": f"{100 * share.confidence:.3g} %",
+        "hopeless": not ended and standing.further is None and share.decided >= EARLY,
         "pairs": judging.pairs.count(),
         "judge": round_judge_report(judging),
         "examples": pairs_judged(judging)[:EXAMPLES] if ended else [],

@@ -216,12 +216,15 @@ def policies_compared(request: HttpRequest) -> HttpResponse:
         ("Recipe", list(diff["recipe"].items()), "They were trained by the same recipe."),
     ]
     gone = PolicyEvent.objects.filter(policy__in=[left, right], kind=PolicyEvent.Kind.PRUNED)
+    trained = [row for row in (right, left) if row.run_id]
+    evaluated = next((row for row in trained if not row.metrics), trained[0] if trained else None)
     context = {
         "left": left,
         "right": right,
         "diff": diff,
         "sections": sections,
-        "unjudged": next((row.name for row in (left, right) if not row.metrics), left.name),
+        "evaluated": evaluated,
+        "opponent": left if evaluated == right else right,
         "gone": sorted(set(gone.values_list("policy__name", flat=True))),
     }
     return render(request, "rl/policies_compared.html", context)

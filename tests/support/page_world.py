@@ -280,7 +280,7 @@ def _policies() -> None:
         status="refused",
         steps_done=0,
         steps_total=0,
-        reason="3 pairs found for agent support-router, 10 needed",
+        reason="3 pairs found for agent support-router, 10 needed: rate more at /rate/?agent=support-router",
     )
     _run(
         status="failed",
