@@ -257,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="tiny", choices=["tiny", "100m", "1b"])
+    parser.add_argument("--model", default="tiny", choices=["tiny", "100m", "smollm2", "1b"])
     parser.add_argument("--prompt", type=int, default=384, help="tokens of a prompt (default 384)")
     parser.add_argument("--completion", type=int, default=24, help="tokens of an answer (default 24)")
     parser.add_argument("--group", type=int, default=8, help="answers to a prompt (default 8)")

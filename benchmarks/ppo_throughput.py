@@ -199,7 +199,14 @@ def child(options: argparse.Namespace) -> None:
     folder = Path(options.folder)
     texts = json.loads((folder / "prompts.json").read_text("utf-8"))
     times = (run_trl if options.side == "trl" else run_ours)(options, folder, texts)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    peak = (
+        torch.cuda.max_memory_allocated() / 1e9
+        if on_gpu
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    )
     print(json.dumps({"times": times[1:], "peak_gb": round(peak, 2)}), file=sys.__stdout__, flush=True)
 
 
@@ -207,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="tiny", choices=["tiny", "100m", "1b"])
+    parser.add_argument("--model", default="tiny", choices=["tiny", "100m", "smollm2", "1b"])
     parser.add_argument("--prompt", type=int, default=384, help="tokens of a prompt (default 384)")
     parser.add_argument("--response", type=int, default=24, help="tokens of a response (default 24)")
     parser.add_argument("--batch", type=int, default=8, help="responses a step (default 8)")
