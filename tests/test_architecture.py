@@ -22,7 +22,7 @@ TORCH = set(
 )
 DJANGO = {"django", "rest_framework", "django_q", "unfold"}
 PURE = (
-    "rl.agents rl.base_models.sources rl.bundled_models rl.chat_templates rl.checksums rl.decoding "
+    "rl.agents rl.base_models.sources rl.bundled_models rl.chat_templates rl.checksums rl.decoding rl.llama_library "
     "rl.datasets.examples rl.datasets.feedback_types rl.datasets.holdout rl.datasets.pairs "
     "rl.experiments.verdicts rl.export.agreement rl.export.artifact rl.gates rl.linear rl.recipes "
     "rl.rewards rl.statistics"
@@ -60,7 +60,7 @@ LAYERS = {
         "management",
     ],
     "rl": [
-        "bundled_models checksums statistics",
+        "bundled_models checksums llama_library statistics",
         "agents",
         "chat_templates",
         "decoding linear recipes rewards",

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import llama_cpp
 import numpy as np
 import pytest
 
+from rl import llama_library
 from rl.agents import AGENTS
 from rl.decoding.constraint import SchemaRefused, _part_references, _properties_closed, schema_grammar
 from rl.models import ServingSettings
@@ -474,3 +476,17 @@ def test_an_answer_is_taken_from_the_closed_set_whatever_the_heat(llama: LlamaPo
     assert {answer.text for answer in drawn} <= set(answers)
     assert {answer.finish_reason for answer in drawn} == {"stop"}
     assert len({answer.text for answer in drawn}) > 1
+
+
+@pytest.mark.parametrize("flags", ["fpu amx_tile amx_int8", "fpu avx2"])
+def test_amx_units_are_left_alone(flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = getattr(
+        llama_cpp.llama_model_default_params, "ratchet_stock", llama_cpp.llama_model_default_params
+    )
+    for module in (llama_cpp, llama_cpp.llama_cpp):
+        monkeypatch.setattr(module, "llama_model_default_params", stock)
+    (tmp_path / "cpuinfo").write_text(flags)
+    monkeypatch.setattr(llama_library, "PROCESSOR", tmp_path / "cpuinfo")
+    llama_library.amx_avoid()
+    llama_library.amx_avoid()
+    assert llama_cpp.llama_cpp.llama_model_default_params().use_extra_bufts is ("amx_tile" not in flags)

@@ -7,7 +7,6 @@ import pytest
 import rl.export.agreement
 from rl.base_models.sources import AddedModel
 from rl.export import gguf as serving_file
-from rl.export import gguf_runtime
 from rl.export.artifact import sha256_file
 from rl.export.gguf import serving_file_write
 from rl.export.source import original_of
@@ -34,22 +33,6 @@ def test_the_first_file_that_agrees_serves(tmp_path: Path, monkeypatch: pytest.M
     assert (quantization, result.files[0].path) == ("f16", folder / "base-f16.gguf")
     assert [file.name for file in folder.iterdir()] == ["base-f16.gguf"]
     assert "KL divergence" in result.notes[-1]
-
-
-@pytest.mark.campaign
-def test_a_file_that_crashes_llama_cpp_does_not_serve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = tiny_model(tmp_path / "base", "llama")
-    monkeypatch.setattr(serving_file, "SMALL_BYTES", 0)
-    monkeypatch.setattr(gguf_runtime, "TRIAL", "import os; os.abort()")
-    (tmp_path / "files").mkdir()
-    quantization, result = serving_file_write(str(base), tmp_path / "files")
-    assert (quantization, [file.name for file in (tmp_path / "files").iterdir()]) == (
-        "f16",
-        ["base-f16.gguf"],
-    )
-    assert "signal 6" in result.notes[-1]
 
 
 def test_a_file_that_was_changed_is_the_original_no_more(tmp_path: Path) -> None:

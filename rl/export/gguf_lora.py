@@ -23,7 +23,7 @@ from rl.export.artifact import (
 )
 from rl.export.gguf import WIDTH, identity_of, tensor_announce, tensor_stored, writer_for
 from rl.export.gguf_names import FAMILIES, TensorLayout, layout_of
-from rl.export.gguf_runtime import checked_facts, gguf_measured, gguf_read, llama_try, plain_check
+from rl.export.gguf_runtime import checked_facts, gguf_measured, gguf_read, plain_check
 from rl.export.gguf_tokenizer import chat_template_of
 from rl.export.ollama import modelfile
 from rl.export.reference import Reference, check_prompts, reference_make
@@ -98,11 +98,6 @@ def export_gguf_lora(
     needed = (adapter / "adapter_model.safetensors").stat().st_size * 2
     progress("looking for the base's GGUF file", 0, 0)
     original, note = original_of(source.base)
-    if original is not None:
-        try:
-            llama_try(original.file)
-        except ExportRefused as refusal:
-            original, note = None, str(refusal)
     notes = [f"{note}; compared on a float16 file of the base instead"] if note else []
     if original is None:
         needed += source.weights.base.parameters * WIDTH["f16"]

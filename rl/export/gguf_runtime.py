@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +17,9 @@ from llama_cpp import _logger
 from rl.export.agreement import Expected, ExportAgreement, FloatArray, Measured, measured
 from rl.export.artifact import ExportRefused, space_check
 from rl.export.reference import CheckPrompt, Reference, cores_available, cores_for
+from rl.llama_library import amx_avoid
+
+amx_avoid()
 
 FILE_TYPES: dict[str, int] = {
     "f32": llama_cpp.LLAMA_FTYPE_ALL_F32,
@@ -120,31 +121,6 @@ def quantise(source: Path, target: Path, quantization: str) -> None:
         space_check(target.parent, 0)
         raise ExportRefused(
             f"expected llama.cpp to quantise to {quantization}, found it failed: {'; '.join(errors[-3:]) or code}"
-        )
-    llama_try(target)
-
-
-TRIAL = """
-import sys
-import llama_cpp
-
-options = {"n_ctx": 64, "n_batch": 64, "n_gpu_layers": 0, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
-llama = llama_cpp.Llama(sys.argv[1], **options)
-llama.eval([1] * 32)
-"""
-
-
-def llama_try(file: Path) -> None:
-    """Raises ExportRefused for a file with which llama.cpp crashes on this machine, tried in a process of its own.
-
-    With some processors' AMX units llama.cpp 0.3.36 ends the process at a prompt of two tokens of any quantised file.
-    """
-    command = [sys.executable, "-c", TRIAL, str(file)]
-    tried = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)  # noqa: S603
-    if tried.returncode < 0:
-        raise ExportRefused(
-            f"expected a quantised file that llama.cpp computes with, found one with which it crashes on this machine "
-            f"(signal {-tried.returncode}); use --quantization f16, or export on another machine"
         )
 
 

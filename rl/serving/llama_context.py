@@ -15,6 +15,7 @@ import numpy.typing as npt
 import psutil
 
 from backend.installation import PROGRAM
+from rl.llama_library import amx_avoid
 from rl.serving.base import BackendFailed, ServingRefused
 
 AdapterKey = tuple[str, float]
@@ -123,6 +124,7 @@ class LlamaContext:
             raise ServingRefused(
                 f"expected a GGUF file at {path}, found none; make one with `{PROGRAM} export_model`"
             )
+        amx_avoid()
         self._lib = llama_cpp
         try:
             params = llama_cpp.llama_model_default_params()
