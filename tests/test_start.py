@@ -362,6 +362,17 @@ def test_a_closed_gate_is_shown_with_its_reason_and_two_ways_on(operator: Client
     assert operator.get("/start/?agent=shop").context["shown"].key == "ask"
 
 
+def test_a_policy_compared_with_another_than_the_champion_is_evaluated_from_the_start(
+    operator: Client,
+) -> None:
+    first = judged_policy(wins=12)
+    registry.policy_promote(first, "champion", actor="eve", force=True, reason="a test")
+    judged(make_policy("shop"), wins=12)
+    text = operator.get("/start/?agent=shop&step=compare").text
+    assert f"Evaluate it against {first.name}</button>" in text
+    assert '<input type="hidden" name="back" value="/start/?agent=shop">' in text
+
+
 def test_a_policy_of_no_run_is_evaluated_by_the_command_that_the_start_shows(operator: Client) -> None:
     policy = make_policy("shop")
     rated(3)

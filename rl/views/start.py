@@ -137,7 +137,15 @@ def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dic
         return _rate_context(request, card)
     if key in ("compare", "promote") and card.newest is not None:
         context = _judged_context(card.newest)
-        return {**context, "live": watching, "watching": watching, "may_move": request.user.has_perm(MOVE)}
+        may_move = request.user.has_perm(MOVE)
+        return {
+            **context,
+            "live": watching,
+            "watching": watching,
+            "working": watching,
+            "may_move": may_move,
+            "may_work": may_move and card.newest.run_id is not None,
+        }
     if key == "ask":
         return {
             "base_url": request.build_absolute_uri("/v1"),
