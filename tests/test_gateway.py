@@ -429,6 +429,32 @@ def test_an_idempotency_key_with_another_request_is_a_conflict(api: ApiClient, p
     assert (len(parrot.asked), Decision.objects.count()) == (1, 1)
 
 
+def test_a_client_names_the_decision(api: ApiClient, parrot: Parrot) -> None:
+    chosen = {"X-Ratchet-Decision": "7b0d8f4e-6a51-4d0e-9a2e-0c4a58f0a001"}
+    first = asked(api, headers=chosen)
+    assert first["id"] == str(Decision.objects.get().pk) == chosen["X-Ratchet-Decision"]
+    assert asked(api, headers=chosen)["choices"] == first["choices"]  # a retry
+    body = {"model": "support-bot", "messages": HELLO}
+    for who, sent in (
+        (api, {**body, "temperature": 1}),
+        (api, {**body, "stream": True}),
+        (ApiClient("ingest"), body),
+    ):
+        response = who.post(ADDRESS, sent, headers=chosen)
+        assert (response.status_code, error_of(response)["code"]) == (409, "idempotency_key_reused")
+    response = api.post(ADDRESS, body, headers={"X-Ratchet-Decision": "7"})
+    assert (response.status_code, error_of(response)["param"]) == (400, "X-Ratchet-Decision")
+    assert (len(parrot.asked), Decision.objects.count()) == (1, 1)
+
+
+def test_decisions_of_a_run_are_found(api: ApiClient, parrot: Parrot) -> None:
+    asked(api)
+    found = [asked(api, headers={"X-Ratchet-Run": "run-7"})["id"] for _ in range(2)]
+    listed = api.get("/api/decisions/", run_id="run-7").json()["results"]
+    assert {one["id"] for one in listed} == set(found)
+    assert api.get("/api/decisions/", run_id="run-8").json()["results"] == []
+
+
 def test_neither_keys_nor_retries_cross_api_keys(api: ApiClient, parrot: Parrot) -> None:
     first = asked(api, headers={"Idempotency-Key": "k1"})
     other = ApiClient("ingest")

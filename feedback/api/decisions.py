@@ -59,6 +59,8 @@ class DecisionQuery(PageQuery):
     agent: Slug | None = None
     policy: Storable = ""
     """Answered by this policy."""
+    run_id: Storable = ""
+    """Recorded under this run of the app."""
     rated: Annotated[Literal["true", "false"] | None, BeforeValidator(str.lower)] = None
     """true: with a rating that stands; false: without."""
     since: Annotated[TimeSent | None, BeforeValidator(plus_read)] = None
@@ -109,7 +111,12 @@ class Decisions(ApiView):
     def get(self, request: Request) -> Response:
         sent = query_read(DecisionQuery, request)
         narrowed = partial(
-            decisions_search, agent=sent.agent or "", policy=sent.policy, since=sent.since, batch=sent.batch
+            decisions_search,
+            agent=sent.agent or "",
+            policy=sent.policy,
+            run_id=sent.run_id,
+            since=sent.since,
+            batch=sent.batch,
         )
         rated = None if sent.rated is None else sent.rated == "true"
         found, among = narrowed(rated=rated, q=sent.q), None

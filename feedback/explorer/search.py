@@ -33,6 +33,7 @@ def decisions_search(
     until: datetime | None = None,
     q: str = "",
     batch: int | None = None,
+    run_id: str = "",
 ) -> QuerySet[Decision]:
     """Decisions that meet every condition, in no particular order.
 
@@ -43,12 +44,15 @@ def decisions_search(
         until: Recorded before this time.
         q: Text in the prompt, response or reasoning; case is ignored.
         batch: Number of the import that created it.
+        run_id: The app's own id of the run.
     """
     rows = Decision.objects.order_by()
     if agent:
         rows = rows.filter(agent=agent)
     if policy:
         rows = rows.filter(policy=policy)
+    if run_id:
+        rows = rows.filter(run_id=run_id)
     if batch is not None:
         rows = rows.filter(import_batch=batch)
     if since is not None:

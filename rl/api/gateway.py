@@ -30,7 +30,7 @@ from feedback.models import Decision
 from feedback.recording.recorder import Storage
 from feedback.selectors import decision_get
 from feedback.storage.factories import decision_build
-from feedback.storage.fields import Name, SentId, ShapedAs, Share, Slug, Text
+from feedback.storage.fields import Name, SentId, ShapedAs, Share, Slug, Text, uuid_read
 from feedback.storage.masking import DECISION_TEXTS, masker_of
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
@@ -68,6 +68,9 @@ from rl.serving.routing import (
     target_of,
 )
 from rl.serving.telemetry import span_export
+
+DECISION_HEADER = "X-Ratchet-Decision"
+"""Header of a request with a UUID of the client's own, under which its decision is recorded."""
 
 STATUSES: dict[type[ServingRefused], int] = {ModelUnknown: 404, KeyReused: 409, BudgetReached: 429}
 """Refusals that are no 400."""
@@ -225,7 +228,7 @@ class ChatCompletions(OpenAIView):
             run_id=request.headers.get("X-Ratchet-Run", ""),
             caller=grant_of(request).ident,
         )
-        id = _idempotent(request)
+        id = _id_sent(request)
         is_retry = request.headers.get("X-Stainless-Retry-Count", "0") != "0"
         if chat.stream:
             pieces = completion_stream(chat, id=id, retried=is_retry)
@@ -301,11 +304,16 @@ def _headers(made: Completion) -> dict[str, str]:
     return named | ({} if made.recorded else {RECORDED_HEADER: "no"})
 
 
-def _idempotent(request: Request) -> uuid.UUID | None:
-    """The decision's id where the client sends an Idempotency-Key: the same key of the same caller, the same id.
+def _id_sent(request: Request) -> uuid.UUID | None:
+    """The decision's id: the one that the client chose, or the one that its Idempotency-Key stands for.
 
-    Nobody else can work the id out, and so put an answer of their own under it first.
+    Nobody else can work out the id of a key, and so put an answer of their own under it first.
     """
+    if chosen := request.headers.get(DECISION_HEADER, ""):
+        try:
+            return uuid_read(chosen)
+        except ValueError as error:
+            raise ServingRefused(f"{DECISION_HEADER}: {error}", param=DECISION_HEADER) from error
     key = request.headers.get("Idempotency-Key", "")
     if not key:
         return None

@@ -140,13 +140,12 @@ def after_answer(recorder: Recorder, storage: Storage) -> bool:
 
 
 class KeyReused(ServingRefused):
-    """An Idempotency-Key that was sent before with another request."""
+    """An Idempotency-Key or X-Ratchet-Decision that was sent before with another request."""
 
     def __init__(self, decision: uuid.UUID) -> None:
         super().__init__(
-            f"this Idempotency-Key was used for another request (decision {decision}): send a new key with "
-            "a new request, or the same body with the same key",
-            param="Idempotency-Key",
+            f"decision {decision} answered another request: send a new Idempotency-Key or X-Ratchet-Decision "
+            "with a new request, or the same body with the same one",
             code="idempotency_key_reused",
         )
 
@@ -163,7 +162,7 @@ def completion_stream(
 ) -> Iterator[Completion | Piece]:
     """Answer a request, in pieces where it asks for a stream, and record the decision.
 
-    id: the decision's, where the client's idempotency key says which one it is. retried: the client says it sends this
+    id: the decision's, where the client's header says which one it is. retried: the client says it sends this
     once more. Either way what was answered before is given again.
 
     First comes a Completion without a message, then the pieces (one and a last one of a whole answer), then the
