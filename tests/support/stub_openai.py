@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -24,6 +25,8 @@ class ModelServer:
         self.requests: list[tuple[str, dict[str, str]]] = []
         """Raw body and headers, in small letters."""
         self.tool_calls: list[dict[str, Any]] = []
+        self.asked: Callable[[dict[str, Any]], None] = lambda body: None
+        """Called with a request's body before it is answered."""
         self.cut_stream = False
         """End a stream in its middle."""
         self.sends: tuple[str, bytes] | None = None
@@ -48,6 +51,7 @@ class ModelServer:
                 )
                 stub.bodies.append(body)
                 stub.paths.append(self.path)
+                stub.asked(body)
                 time.sleep(stub.delay_s)
                 status = stub.statuses.pop(0) if stub.statuses else 200
                 if status == 0:

@@ -1,0 +1,204 @@
+"""The code of docs/clients.md is run: each client library asks the running gateway, and rates what was recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from feedback.accounts.authentication import key_create
+from feedback.models import Decision, Rating
+from rl.serving.gateway import recorder
+from tests.support.server import ROOT, free_port
+from tests.support.serving import support_bot_allowed  # noqa: F401
+from tests.support.stub_openai import ModelServer
+from tests.test_readme import FENCE
+
+pytestmark = [
+    pytest.mark.campaign,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("support_bot"),
+    pytest.mark.timeout(300),
+]
+
+OPENING, *SECTIONS = (ROOT / "docs" / "clients.md").read_text("utf-8").split("\n## ")
+TEXTS = {section.partition("\n")[0]: section for section in SECTIONS}
+
+
+def code(text: str, language: str) -> str:
+    return "\n".join(found[2] for found in FENCE.finditer(text) if found[1] == language)
+
+
+@pytest.fixture
+def stub(settings: Any) -> Iterator[ModelServer]:
+    """Calls the tool that it is offered, once; answers with JSON where the request has a schema."""
+    with ModelServer() as server:
+
+        def answer(body: dict[str, Any]) -> None:
+            filled = [tool["function"] for tool in body.get("tools", [])]
+            if filled and body["messages"][-1]["role"] != "tool":
+                arguments = json.dumps(dict.fromkeys(filled[0]["parameters"]["properties"], "7"))
+                call = {"name": filled[0]["name"], "arguments": arguments}
+                server.tool_calls = [{"id": "call_1", "type": "function", "function": call}]
+            else:
+                server.tool_calls = []
+            schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
+            server.said = (
+                json.dumps(dict.fromkeys(schema["properties"], "7")) if schema else "It is at the depot."
+            )
+
+        server.asked = answer
+        settings.LOCAL_BACKENDS = [server.url]
+        yield server
+
+
+@pytest.fixture
+def address(live_server: Any, stub: ModelServer) -> dict[str, str]:
+    """What stands on the page -> what stands in its place here."""
+    key = key_create("app", ["ingest", "read", "rate"])[1]
+    return {"http://localhost:8000": live_server.url, "rk_...": key}
+
+
+def program(variable: str) -> str:
+    if not (found := os.environ.get(variable)):
+        pytest.skip(f"{variable} names no environment with the client libraries")
+    return found
+
+
+def ran(command: list[str], text: str, address: dict[str, str], **more: Any) -> str:
+    for shown, real in address.items():
+        text = text.replace(shown, real)
+    environment = {name: os.environ[name] for name in ("PATH", "HOME")}
+    done = subprocess.run(
+        command,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=environment,
+        **more,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def in_python(section: str, address: dict[str, str]) -> str:
+    text = code(OPENING, "python") + code(TEXTS[section], "python")
+    return ran([program("CLIENTS_PYTHON"), "-"], text, address)
+
+
+def rated() -> list[tuple[Decision, Rating | None]]:
+    """Each decision, oldest first, and its rating."""
+    assert recorder.drain(10)
+    ratings = {rating.decision_id: rating for rating in Rating.objects.all()}
+    assert {rating.rater for rating in ratings.values()} == {"app"}
+    rows = Decision.objects.order_by("created_at")
+    assert {(row.agent, row.source) for row in rows} == {("support-bot", "gateway")}
+    return [(row, ratings.get(row.pk)) for row in rows]
+
+
+def called(row: Decision) -> list[tuple[str, str]]:
+    """Name and arguments of the calls that a decision's response makes."""
+    functions = [call["function"] for call in json.loads(row.response)[0]["tool_calls"]]
+    return [(function["name"], json.loads(function["arguments"])) for function in functions]
+
+
+def test_langchain(address: dict[str, str]) -> None:
+    in_python("LangChain", address)
+    (call, up), (words, down) = rated()
+    assert called(call) == [("track", {"parcel": "7"})]
+    assert up is not None
+    assert down is not None
+    assert (up.thumb, down.thumb, down.correction) == ("up", "down", "It left this morning.")
+    assert words.response.strip() == "It is at the depot."
+
+
+def test_openai_agents(address: dict[str, str]) -> None:
+    in_python("OpenAI Agents SDK", address)
+    rows = rated()
+    for (call, none), (words, rating), given in ((*rows[:2], ("up", None)), (*rows[2:], ("", 2))):
+        assert called(call) == [("track", {"parcel": "7"})]
+        assert none is None
+        assert rating is not None
+        assert (rating.thumb, rating.stars) == given
+        assert words.response.strip() == "It is at the depot."
+
+
+def test_pydantic_ai(address: dict[str, str]) -> None:
+    assert "parcel='7'" in in_python("pydantic-ai", address)
+    (call, up), (words, down) = rated()
+    assert called(call) == [("final_result", {"parcel": "7"})]
+    assert up is not None
+    assert down is not None
+    assert (up.thumb, down.thumb) == ("up", "down")
+    assert words.response.strip() == "It is at the depot."
+
+
+def test_litellms_proxy(address: dict[str, str], tmp_path: Path) -> None:
+    port = free_port()
+    here = {**address, "http://localhost:4000": f"http://127.0.0.1:{port}"}
+    with proxy(tmp_path, port, address):
+        in_python("LiteLLM", here)
+    (whole, up), (streamed, down) = rated()
+    assert whole.response.strip() == streamed.response.strip() == "It is at the depot."
+    assert up is not None
+    assert down is not None
+    assert (up.thumb, down.thumb) == ("up", "down")
+
+
+@contextmanager
+def proxy(home: Path, port: int, address: dict[str, str]) -> Iterator[None]:
+    text = code(TEXTS["LiteLLM"], "yaml")
+    for shown, real in address.items():
+        text = text.replace(shown, real)
+    (home / "config.yaml").write_text(text)
+    litellm = str(Path(program("CLIENTS_PYTHON")).parent / "litellm")
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [litellm, "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)],
+            env={name: os.environ[name] for name in ("PATH", "HOME")}
+            | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+            cwd=home,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 120
+    try:
+        while not _is_up(f"http://127.0.0.1:{port}/health/liveliness"):
+            assert process.poll() is None, (home / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, (home / "log").read_text()[-3000:]
+            time.sleep(0.5)
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def _is_up(address: str) -> bool:
+    try:
+        return httpx.get(address, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_vercels_ai_sdk(address: dict[str, str]) -> None:
+    folder = program("CLIENTS_NODE")
+    ran(["node", "--input-type=module", "-"], code(TEXTS["Vercel AI SDK"], "js"), address, cwd=folder)
+    (made, up), (words, down) = rated()
+    assert json.loads(made.response) == {"parcel": "7"}
+    assert up is not None
+    assert down is not None
+    assert (up.thumb, down.thumb) == ("up", "down")
+    assert words.response.strip() == "It is at the depot."
