@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -31,6 +32,9 @@ pytestmark = [
 ]
 
 OPENING, *SECTIONS = (ROOT / "docs" / "clients.md").read_text("utf-8").split("\n## ")
+WORDS = "It is at the depot."
+CHOSEN = 4
+"""Version of the UUIDs that the clients choose; Ratchet's own are of version 7."""
 TEXTS = {section.partition("\n")[0]: section for section in SECTIONS}
 
 
@@ -40,21 +44,18 @@ def code(text: str, language: str) -> str:
 
 @pytest.fixture
 def stub(settings: Any) -> Iterator[ModelServer]:
-    """Calls the tool that it is offered, once; answers with JSON where the request has a schema."""
+    """Calls the tool that it is offered, once; answers with JSON if the request has a schema."""
     with ModelServer() as server:
 
         def answer(body: dict[str, Any]) -> None:
-            filled = [tool["function"] for tool in body.get("tools", [])]
-            if filled and body["messages"][-1]["role"] != "tool":
-                arguments = json.dumps(dict.fromkeys(filled[0]["parameters"]["properties"], "7"))
-                call = {"name": filled[0]["name"], "arguments": arguments}
+            server.tool_calls = []
+            if body.get("tools") and body["messages"][-1]["role"] != "tool":
+                tool = body["tools"][0]["function"]
+                arguments = json.dumps(dict.fromkeys(tool["parameters"]["properties"], "7"))
+                call = {"name": tool["name"], "arguments": arguments}
                 server.tool_calls = [{"id": "call_1", "type": "function", "function": call}]
-            else:
-                server.tool_calls = []
             schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
-            server.said = (
-                json.dumps(dict.fromkeys(schema["properties"], "7")) if schema else "It is at the depot."
-            )
+            server.said = json.dumps(dict.fromkeys(schema["properties"], "7")) if schema else WORDS
 
         server.asked = answer
         settings.LOCAL_BACKENDS = [server.url]
@@ -97,63 +98,30 @@ def in_python(section: str, address: dict[str, str]) -> str:
     return ran([program("CLIENTS_PYTHON"), "-"], text, address)
 
 
-def rated() -> list[tuple[Decision, Rating | None]]:
-    """Each decision, oldest first, and its rating."""
+def recorded() -> list[Decision]:
+    """Each decision, oldest first."""
     assert recorder.drain(10)
-    ratings = {rating.decision_id: rating for rating in Rating.objects.all()}
-    assert {rating.rater for rating in ratings.values()} == {"app"}
-    rows = Decision.objects.order_by("created_at")
+    rows = list(Decision.objects.order_by("created_at"))
     assert {(row.agent, row.source) for row in rows} == {("support-bot", "gateway")}
-    return [(row, ratings.get(row.pk)) for row in rows]
+    return rows
+
+
+def whole_and_streamed(printed: str, *, shown: bool = True) -> tuple[Decision, Rating]:
+    """The whole answer, and the rating of the streamed one, whose id the client chose, and saw if `shown`."""
+    whole, streamed = recorded()
+    assert Rating.objects.get(decision=whole).thumb == "up"
+    assert (streamed.pk.version, whole.pk.version) == (CHOSEN, 7)
+    assert (str(streamed.pk) in printed) is shown
+    assert streamed.response.strip() == WORDS
+    rating = Rating.objects.get(decision=streamed)
+    assert (rating.thumb, rating.rater) == ("down", "app")
+    return whole, rating
 
 
 def called(row: Decision) -> list[tuple[str, str]]:
     """Name and arguments of the calls that a decision's response makes."""
     functions = [call["function"] for call in json.loads(row.response)[0]["tool_calls"]]
     return [(function["name"], json.loads(function["arguments"])) for function in functions]
-
-
-def test_langchain(address: dict[str, str]) -> None:
-    in_python("LangChain", address)
-    (call, up), (words, down) = rated()
-    assert called(call) == [("track", {"parcel": "7"})]
-    assert up is not None
-    assert down is not None
-    assert (up.thumb, down.thumb, down.correction) == ("up", "down", "It left this morning.")
-    assert words.response.strip() == "It is at the depot."
-
-
-def test_openai_agents(address: dict[str, str]) -> None:
-    in_python("OpenAI Agents SDK", address)
-    rows = rated()
-    for (call, none), (words, rating), given in ((*rows[:2], ("up", None)), (*rows[2:], ("", 2))):
-        assert called(call) == [("track", {"parcel": "7"})]
-        assert none is None
-        assert rating is not None
-        assert (rating.thumb, rating.stars) == given
-        assert words.response.strip() == "It is at the depot."
-
-
-def test_pydantic_ai(address: dict[str, str]) -> None:
-    assert "parcel='7'" in in_python("pydantic-ai", address)
-    (call, up), (words, down) = rated()
-    assert called(call) == [("final_result", {"parcel": "7"})]
-    assert up is not None
-    assert down is not None
-    assert (up.thumb, down.thumb) == ("up", "down")
-    assert words.response.strip() == "It is at the depot."
-
-
-def test_litellms_proxy(address: dict[str, str], tmp_path: Path) -> None:
-    port = free_port()
-    here = {**address, "http://localhost:4000": f"http://127.0.0.1:{port}"}
-    with proxy(tmp_path, port, address):
-        in_python("LiteLLM", here)
-    (whole, up), (streamed, down) = rated()
-    assert whole.response.strip() == streamed.response.strip() == "It is at the depot."
-    assert up is not None
-    assert down is not None
-    assert (up.thumb, down.thumb) == ("up", "down")
 
 
 @contextmanager
@@ -193,12 +161,43 @@ def _is_up(address: str) -> bool:
         return False
 
 
+def test_langchain(address: dict[str, str]) -> None:
+    call, down = whole_and_streamed(in_python("LangChain", address), shown=False)
+    assert called(call) == [("track", {"parcel": "7"})]
+    assert down.correction == "It left this morning."
+
+
+def test_openai_agents(address: dict[str, str]) -> None:
+    printed = in_python("OpenAI Agents SDK", address)
+    rows = recorded()
+    for (call, words), run, given in ((rows[:2], "", ("up", None)), (rows[2:], "run-42", ("", 2))):
+        assert called(call) == [("track", {"parcel": "7"})]
+        assert not call.ratings.exists()
+        rating = words.ratings.get()
+        assert (rating.thumb, rating.stars) == given
+        assert words.response.strip() == WORDS
+        for row in (call, words):
+            assert row.run_id == run
+            assert (str(row.pk) in printed) is bool(run)
+
+
+def test_pydantic_ai(address: dict[str, str]) -> None:
+    printed = in_python("pydantic-ai", address)
+    assert "parcel='7'" in printed
+    call, _ = whole_and_streamed(printed)
+    assert called(call) == [("final_result", {"parcel": "7"})]
+
+
+def test_litellms_proxy(address: dict[str, str], tmp_path: Path) -> None:
+    port = free_port()
+    address |= {"http://localhost:4000": f"http://127.0.0.1:{port}", "sk-...": f"sk-{secrets.token_hex(32)}"}
+    with proxy(tmp_path, port, address):
+        whole, _ = whole_and_streamed(in_python("LiteLLM", address))
+    assert whole.response.strip() == WORDS
+
+
 def test_vercels_ai_sdk(address: dict[str, str]) -> None:
     folder = program("CLIENTS_NODE")
-    ran(["node", "--input-type=module", "-"], code(TEXTS["Vercel AI SDK"], "js"), address, cwd=folder)
-    (made, up), (words, down) = rated()
+    text = code(TEXTS["Vercel AI SDK"], "js")
+    made, _ = whole_and_streamed(ran(["node", "--input-type=module", "-"], text, address, cwd=folder))
     assert json.loads(made.response) == {"parcel": "7"}
-    assert up is not None
-    assert down is not None
-    assert (up.thumb, down.thumb) == ("up", "down")
-    assert words.response.strip() == "It is at the depot."
