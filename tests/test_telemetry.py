@@ -186,6 +186,25 @@ def test_openinference_spans_of_models_and_no_others(app: ApiClient) -> None:
     assert row.metadata["request"] == {"temperature": 0.2}
 
 
+def test_openinferences_answer_of_a_stream_is_a_response_as_its_output(app: ApiClient) -> None:
+    """The OpenAI Agents SDK streams chat completions; its span has no output messages."""
+    span = {name: value for name, value in OPENINFERENCE.items() if not name.startswith("llm.output")}
+    text = {"type": "output_text", "text": "On its way.", "annotations": []}
+    said = {"type": "message", "role": "assistant", "content": [text]}
+    call = {"type": "function_call", "call_id": "call-1", "name": "find_order", "arguments": "{}"}
+    bodies = [[{"object": "response", "model": "shop-a", "output": [item]}] for item in (said, call)]
+    assert (
+        taken(
+            export(app, spans(*({**span, "output.value": json.dumps(body)} for body in bodies)))
+        ).rejected_spans
+        == 0
+    )
+    texts = sorted(Decision.objects.values_list("response", flat=True))
+    assert texts[0] == "On its way."
+    (told,) = json.loads(texts[1])
+    assert told["tool_calls"][0]["function"] == {"name": "find_order", "arguments": "{}"}
+
+
 def test_messages_as_span_events(app: ApiClient) -> None:
     events = [
         ("gen_ai.user.message", {"content": "Where is it?"}),

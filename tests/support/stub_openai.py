@@ -32,6 +32,8 @@ class ModelServer:
         self.sends: tuple[str, bytes] | None = None
         """Content type and body of every answer, whatever is asked for."""
         self.headers: dict[str, str] = {}
+        self.more: dict[str, Any] = {}
+        """Further fields of every completion and chunk."""
         self.models = ["bundled", "support-bot", "widgets-v3"]
         """What `GET /models` lists."""
         stub = self
@@ -102,7 +104,7 @@ class ModelServer:
                 self.wfile.write(b"0\r\n\r\n")
 
             def _chunk(self, body: dict[str, Any]) -> None:
-                self._part(f"data: {json.dumps(body)}\n\n".encode())
+                self._part(f"data: {json.dumps(stub.more | body)}\n\n".encode())
 
             def _part(self, data: bytes) -> None:
                 self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
@@ -128,7 +130,7 @@ class ModelServer:
         if self.tool_calls:
             message["tool_calls"] = self.tool_calls
         reason = "tool_calls" if self.tool_calls else "stop"
-        return {
+        return self.more | {
             "id": "stub",
             "object": "chat.completion",
             "choices": [{"index": 0, "message": message, "finish_reason": reason}],

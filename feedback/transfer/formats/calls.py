@@ -280,6 +280,8 @@ def _of_list(items: Sequence[object], what: str, raw: object) -> ModelAnswer:
         return _of_message({"content": text_of(items[0] if len(items) == 1 else several, what)}, what)
     if all(isinstance(item, Mapping) and "function" in item for item in items):
         return _of_message({"tool_calls": items}, what)
+    if len(items) == 1 and isinstance(items[0], Mapping) and items[0].get("object") == "response":
+        return answer_read(items[0], what)  # a streamed answer of the OpenAI Agents SDK
     if not any(_is_message(item) for item in items):
         return _of_message({"content": items}, what)
     items, reports = _without_reports(items)
