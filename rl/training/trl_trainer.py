@@ -275,7 +275,8 @@ def trainer_settle(trainer: Trainer, policy: LoadedPolicy, context: RunContext[R
         if isinstance(module, torch.nn.Dropout) and "lora_dropout" in name:  # TRL silences it with the others
             module.p = context.recipe.lora_dropout
     trainer.trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    model_walk_less(trainer.model, trainer.trained)
+    if trainer.args.world_size == 1:  # sharding replaces the parameters
+        model_walk_less(trainer.model, trainer.trained)
     trainer.remove_callback(PrinterCallback)  # it prints to stdout
     if trainer.args.load_best_model_at_end:
         trainer.early_stopping = EarlyStopping(context.recipe.patience)
