@@ -61,8 +61,8 @@ def test_a_card_counts_what_an_agent_that_nobody_rates_learns_from(rater: Client
     assert "8 more outcomes are needed for a first training" in text
     assert text.count("Ratings 0 none yet") == text.count("none yet") == 1  # the librarian's
     page = words(rater.get("/agents/widgets/").text)
-    assert "outcomes 1" in page
-    assert "traces 1" in page
+    assert "outcome 1" in page
+    assert "trace 1" in page
     assert "demonstrations 12" in words(rater.get("/agents/filer/").text)
     assert dataclasses.asdict(feedback_counts("filer")) == dataclasses.asdict(
         feedback_counts_by_agent()["filer"]
