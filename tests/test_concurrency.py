@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 
 from backend import database
@@ -253,6 +254,33 @@ def test_raters_at_once_are_never_shown_the_same_card(server: Server) -> None:
         seen = [pk for shown in pool.map(work, sessions) for pk in shown]
     assert len(seen) == len(set(seen)) == decisions
     assert query(server, "SELECT count(*) FROM feedback_rating") == [(decisions,)]
+
+
+TEACHING = """
+from feedback.services import decision_record, rating_submit
+for number in range(40):
+    row = decision_record(agent="desk", messages=f"message {number}", response=f"queue {number % 3}").row
+    rating_submit(decision=row, rater="ada", correction=f"queue {number % 2}")
+"""
+
+
+@pytest.mark.slow
+def test_identical_trainings_at_once_are_one_run(server: Server) -> None:
+    """Eight requests at the same moment, four times."""
+    server.manage("shell", "-c", TEACHING)
+    headers = {"Authorization": f"Bearer {server.key('read', 'operate')}"}
+
+    def train(penalty: int) -> tuple[int, Any]:
+        body = {"agent": "desk", "method": "linear", "knobs": {"penalty": penalty}}
+        answer = httpx.post(f"{server.address}/api/runs/", json=body, headers=headers, timeout=PATIENCE_S)
+        return answer.status_code, answer.json().get("id", answer.text)
+
+    for penalty in range(1, 5):
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(train, [penalty] * 8))
+        assert {status for status, _ in answers} == {202}, answers
+        assert len({run for _, run in answers}) == 1, answers
+    assert query(server, "SELECT count(*) FROM rl_trainingrun") == [(4,)]
 
 
 @dataclass

@@ -44,6 +44,8 @@ LEFT_OUT = ("logout", "/api/", "/v1/", "/metrics")
 """Routes that end the session; and REST, whose endpoints name their scopes (`ENDPOINTS`)."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS") if CAMPAIGN else ("GET", "POST")
 UNSAFE = [method for method in METHODS if method not in ("GET", "HEAD", "OPTIONS")]
+SITE = "https://shop.example"
+"""Whose pages may send the publishable key."""
 ROLES = ("nobody", "somebody", "rater", "operator", "admin")
 
 WRITES = re.compile(r"\s*(INSERT INTO|UPDATE|DELETE FROM)\s+\"?(\w+)", re.IGNORECASE)
@@ -167,24 +169,31 @@ def test_no_page_leads_to_one_that_is_shut(places: dict[str, str], role: str) ->
     assert len(followed) > 5
 
 
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def test_endpoints(record_property: Callable[[str, object], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any method, by keys of each scope, by one that was revoked and by nobody; `test_api_access` has the methods that
-    there are."""
+    """Any method, by keys of each scope, by one that was revoked, by nobody and by a publishable key of one agent, which
+    rates from its own site alone; `test_api_access` has the methods that there are."""
     rates = dict.fromkeys(api_settings.DEFAULT_THROTTLE_RATES, "1000000/s")
     monkeypatch.setattr(api_settings, "DEFAULT_THROTTLE_RATES", rates)
     keys = {scope: key_create(scope, [scope])[1] for scope in SCOPES}
     row, revoked = key_create("revoked", SCOPES)
     key_revoke(row.name)
+    senders = {name: bearer(key) for name, key in {**keys, "revoked": revoked, "nobody": ""}.items()}
+    public = bearer(key_create("on a page", ["rate"], agent="widgets", origin=SITE)[1])
+    senders |= {f"publishable {site}": {**public, "Origin": site} for site in (SITE, "https://evil.example")}
     scopes: dict[str, dict[str, str]] = {}
     for method, address, scope in ENDPOINTS:
         scopes.setdefault(address, {})[method] = scope
     tried, faults = 0, []
     for address, needed in scopes.items() if CAMPAIGN else list(scopes.items())[::8]:
-        for name, key in {**keys, "revoked": revoked, "nobody": ""}.items():
-            client = Client(headers={"Authorization": f"Bearer {key}"} if key else {})
+        for name, headers in senders.items():
+            client = Client(headers=headers)
             for method in METHODS:
                 scope = needed.get("GET" if method == "HEAD" else method)
-                if scope == name:
+                if scope == name or (name == f"publishable {SITE}" and address.startswith("/api/feedback/")):
                     continue
                 with written() as tables:
                     status = client.generic(

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
 from backend.installation import PROGRAM
-from feedback.models import AgentSettings
 from feedback.selectors import agent_slugs, feedback_counts
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.stats import score_summaries
@@ -298,7 +297,7 @@ def order_place(order: TrainOrder, *, follow: bool = False, judge: bool = False)
         raise DatasetRefused(estimate.refusal)
     wanted = TrainingRun.FollowUp.WANTED if follow else TrainingRun.FollowUp.JUDGE if judge else ""
     with transaction.atomic():
-        AgentSettings.objects.select_for_update().filter(agent=order.agent).first()  # One order at a time.
+        _orders_lock(order.agent)
         waiting = TrainingRun.objects.filter(
             agent=order.agent,
             method=order.method,
@@ -319,6 +318,16 @@ def order_place(order: TrainOrder, *, follow: bool = False, judge: bool = False)
         run_dispatch(run)
     run.refresh_from_db()
     return run
+
+
+def _orders_lock(agent: str) -> None:
+    """Wait until no other transaction orders a training of this agent. Its end lets the next one go on.
+
+    No row of the agent is sure to exist, so none can be locked. SQLite's transactions are one at a time already.
+    """
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"training of {agent}"])
 
 
 def agent_for(agent: str | None, *, from_file: bool) -> str:
