@@ -435,3 +435,29 @@ def test_pages_of_many_rows_go_on(record_property: Callable[[str, object], None]
         for page in pages:
             assert client.get(page).status_code == 200, page
         transaction.set_rollback(True)
+
+
+@pytest.mark.slow
+def test_a_conversation_of_2000_messages_is_taken_shown_and_read(client: Client) -> None:
+    turns = [
+        {"role": ("user", "assistant")[n % 2], "content": f"turn {n} " + "word " * 40} for n in range(2_000)
+    ]
+    api, rows = ApiClient("ingest", "rate", "read"), []
+    for response, thumb in (("good", "up"), ("bad", "down")):
+        body = {"agent": "helper", "messages": turns, "response": response}
+        made = api.post("/api/decisions/", body)
+        assert made.status_code == 201
+        rows.append(Decision.objects.get(pk=made.json()["id"]))
+        rated = api.post(f"/api/decisions/{rows[-1].pk}/ratings/", {"thumb": thumb})
+        assert rated.status_code == 201
+    assert rows[0].messages == turns
+    client.force_login(person("eve", "operator"))
+    for page in (f"/decisions/{rows[0].pk}/", f"/rate/?decision={rows[0].pk}", "/rate/pairs/"):
+        assert "turn 1999 " in client.get(page).text
+    assert len(api.get(f"/api/decisions/{rows[0].pk}/").json()["messages"]) == 2_000
+    for page in ("/decisions/", "/agreement/", "/problems/", "/", "/agents/helper/"):
+        assert client.get(page).status_code == 200
+    assert "helper" in agent_slugs()
+    read_by_rewards(rows)
+    read_by_datasets("helper")
+    read_by_exports(rows)
