@@ -40,6 +40,7 @@ SCALES = {
     "stops": (10, 2, "Stops of PostgreSQL"),
     "rounds": (10, 1, "Rounds of jumps of the clock"),
     "minutes": (15, 1, "Minutes of everything at once, on each database"),
+    "slow_threads": (256, 16, "Threads of the web process that slow connections hold, but four"),
     "command_kills": (30, 2, "Kills of an import, and of an export"),
 }
 """Option -> its number, its number with --short, and what it counts."""
@@ -160,7 +161,7 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
             "full and read-only disks, with the database there, away, and on them",
             [
                 Tests(("tests/test_disk.py", f"{attacks}/test_small_disk_commands.py")),
-                Tests(("tests/test_export.py",), only="disk or unwritable or space"),
+                Tests(("tests/test_export.py",), only="full_disk or too_little_space or failure or below_a_file"),
             ],
         ),
         "budgets": ("each limit at its number and one above", [Tests(("tests/test_limits.py",))]),
@@ -189,7 +190,7 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
                 Tests((f"{attacks}/test_servers.py",), {"STOPS": options.stops}, only="stops"),
                 Tests((f"{attacks}/test_outage_log.py",)),
                 Tests(("tests/test_clock_outages.py", "tests/test_production.py")),
-                Tests(("tests/test_gateway_live.py",), only="away or killed"),
+                Tests(("tests/test_gateway_live.py",), only="outage or killed"),
             ],
         ),
         "two servers": (
@@ -203,6 +204,10 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
             "the clock set days and years forwards and back",
             [Tests((f"{attacks}/test_clock_jumps.py",), {"JUMPS": options.rounds})],
         ),
+        "slow requests": (
+            "connections that stop in a header, in a body, or before they begin",
+            [Tests((f"{attacks}/test_slow_connections.py",), {"SLOW_THREADS": options.slow_threads})],
+        ),
         "commands": (
             "imports and exports killed at any moment",
             [
@@ -215,7 +220,7 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
             "backups while others write, damaged ones, restoring, upgrading",
             [
                 Tests(("tests/test_backup.py", "tests/test_upgrade.py", "tests/test_doctor.py")),
-                Tests(("tests/test_commands.py",), only="newer_version"),
+                Tests(("tests/test_commands.py",), only="newer_database"),
             ],
         ),
         "import files": (

@@ -196,6 +196,8 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):
 
     def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
         """People are invited on a page of their own, with a role and a sign-in link in place of a password."""
+        if not self.has_add_permission(request):
+            raise PermissionDenied
         return redirect("people")
 
 

@@ -161,6 +161,17 @@ def test_commands_take_their_options_and_share_a_port() -> None:
     assert f"http://localhost:{port}/readyz" in DOCKERFILE
 
 
+def test_the_proxy_passes_on_whole_requests_alone() -> None:
+    """A request that arrives slowly would hold a thread of the server; some hundreds of them hold all."""
+    caddy = (ROOT / "deploy/Caddyfile").read_text("utf-8")
+    assert re.findall(r"^\s*(read_header|read_body) (\w+)$", caddy, re.MULTILINE) == [
+        ("read_header", "10s"),
+        ("read_body", "2m"),
+    ]
+    (longest,) = re.findall(r"max_size (\w+)$", caddy, re.MULTILINE)
+    assert re.findall(r"request_buffers (\w+)", caddy) == [longest]
+
+
 def test_variables_of_services_are_settings() -> None:
     # every variable of the example is a setting
     page = (ROOT / "docs/settings.md").read_text("utf-8")

@@ -52,3 +52,8 @@ def test_nobody_gets_the_rights_of_a_superuser_by_a_link() -> None:
 def test_what_is_no_name_or_role_is_refused_and_adds_nobody(form: dict[str, str]) -> None:
     assert inviter().post("/people/", form).status_code == 400
     assert User.objects.count() == 1
+
+
+@pytest.mark.parametrize(("role", "status"), [("operator", 403), ("admin", 302)])
+def test_the_admins_own_page_for_adding_somebody_leads_inviters_alone_here(role: str, status: int) -> None:
+    assert inviter(role).get("/admin/auth/user/add/").status_code == status
