@@ -2,7 +2,7 @@
 
     python benchmarks/gateway.py [--seconds 10] [--connections 50] [--workers 2] [--threads 256] [--delay-ms 50]
                                  [--rates 100,200,400] [--upstream [--burst 100] [--burst-delay-ms 3000]] [--first]
-                                 [--shadow 5]
+                                 [--shadow 5] [--vllm URL --base FOLDER [--adapters 1,64]]
 
 A stub answers every request after --delay-ms. First it is asked directly, then through the gateway, by one client
 process over keep-alive connections: at fixed rates (requests begin on schedule, spread over the connections, and are
@@ -16,6 +16,13 @@ second upstream that takes --burst-delay-ms, while /healthz and two pages are re
 With --shadow N a second hosted policy stands in the shadow of the champion. At the first rate the gateway is measured N
 times without and N times with a worker that answers the shadows, in turns.
 
+With --vllm a server of the model in --base is asked, which was started with room for the adapters:
+
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve FOLDER --enable-lora --max-loras 64 --max-cpu-loras 130
+
+So many agents as --adapters says have a champion each, an adapter of random weights and rank 8, and the connections
+take turns with them: closed loops alone, on SQLite, of answers of 64 tokens at most.
+
 With --first client, stubs, server and PostgreSQL go before everything else on this machine (Linux, as root): what else
 runs there disturbs the figures less.
 """
@@ -27,14 +34,17 @@ import asyncio
 import json
 import os
 import platform
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -44,6 +54,7 @@ import psutil  # noqa: E402
 from tests.support.postgres import cluster  # noqa: E402
 from tests.support.server import Server, free_port  # noqa: E402
 
+TOKENS = 64
 PROMPT = "You answer customers of a shop in one short paragraph, politely, and never promise a date."
 
 
@@ -88,7 +99,7 @@ class Connection:
     """One keep-alive connection to whoever speaks chat completions."""
 
     def __init__(self, port: int, key: str, model: str = "support-bot") -> None:
-        self.port, self.model = port, model
+        self.port, self.model, self.tokens = port, model, 0
         self.head = f"Host: 127.0.0.1\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
 
     async def open(self) -> None:
@@ -101,27 +112,43 @@ class Connection:
             {"role": "user", "content": f"Order {number} has not arrived. What can I do about it? " * 3},
         ]
         body = json.dumps(
-            {"model": self.model, "messages": messages, "user": f"user-{number % 5000}"}
+            {
+                "model": self.model,
+                "messages": messages,
+                "user": f"user-{number % 5000}",
+                "max_tokens": TOKENS,
+            }
         ).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\n{self.head}Content-Length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode() + body)
         lines = (await self.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
         length = next(int(line[15:]) for line in lines if line.lower().startswith(b"content-length:"))
-        await self.reader.readexactly(length)
+        said = json.loads(await self.reader.readexactly(length))
+        self.tokens += (said.get("usage") or {}).get("completion_tokens", 0)
         return int(lines[0][9:12])
 
 
 async def measured(
-    port: int, key: str, connections: int, seconds: float, rate: float | None
+    port: int,
+    key: str,
+    connections: int,
+    seconds: float,
+    rate: float | None,
+    models: Sequence[str] = ("support-bot",),
 ) -> dict[str, Any]:
-    """Latencies of one way, in milliseconds. rate: requests a second; None: a closed loop."""
+    """Latencies of one way, in milliseconds. rate: requests a second; None: a closed loop.
+
+    models: the connections take turns with them.
+    """
     latencies: list[float] = []
+    tokens = 0
     faults: list[int] = []
     began = time.perf_counter() + 0.2
     total = round(rate * seconds) if rate else 0
 
     async def one(place: int) -> None:
-        connection = Connection(port, key)
+        nonlocal tokens
+        connection = Connection(port, key, models[place % len(models)])
         await connection.open()
         await asyncio.sleep(began - time.perf_counter())
         number = place
@@ -135,6 +162,7 @@ async def measured(
                 faults.append(status)
             latencies.append(1e3 * (time.perf_counter() - due))
             number += connections
+        tokens += connection.tokens
         connection.writer.close()
 
     await asyncio.gather(*(one(place) for place in range(connections)))
@@ -142,6 +170,7 @@ async def measured(
     cuts = statistics.quantiles(latencies, n=100)
     return {
         "requests_per_second": round(len(latencies) / took, 1),
+        "tokens_per_second": round(tokens / took),
         "p50_ms": round(cuts[49], 2),
         "p99_ms": round(cuts[98], 2),
         "not_200": faults[:10],
@@ -284,6 +313,71 @@ def shadowed(server: Server, key: str, options: argparse.Namespace, rate: float)
     }
 
 
+PUBLISHED = """
+from pathlib import Path
+from django.conf import settings
+from rl.checksums import file_sum
+from rl.models import Policy
+from rl.serving.publication import reconcile
+for number in range({count}):
+    name = f"bench{{number}}-v1"
+    weights = Path(settings.RATCHET_HOME, "policies", name, "adapter_model.safetensors")
+    Policy.objects.get_or_create(
+        name=name, agent=f"bench{{number}}", stage="champion", base_model="{base}", base_model_hash="0",
+        adapter_path=f"policies/{{name}}", adapter_sha256=file_sum(weights),
+    )
+print(len(reconcile()), "published")
+"""
+"""What is run in the server's shell: so many agents with an adapter as champion each, loaded into vLLM and proved."""
+
+
+def adapters_made(base: Path, folder: Path, count: int) -> None:
+    """Adapters of random weights, as a training leaves them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from tests.support.tiny_models import tiny_adapter
+
+    first = tiny_adapter(base, folder / "bench0-v1")
+    weights = load_file(first / "adapter_model.safetensors")
+    for number in range(1, count):
+        there = folder / f"bench{number}-v1"
+        shutil.copytree(first, there)
+        fresh = {name: weight.std() * torch.randn_like(weight) for name, weight in weights.items()}
+        save_file(fresh, there / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def adapters_measured(options: argparse.Namespace) -> dict[str, Any]:
+    """Closed loops over so many adapters of a vLLM server: asked directly, and through the gateway."""
+    counts = [int(count) for count in options.adapters.split(",")]
+    port = urlsplit(options.vllm).port or 80
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="ratchet-bench-") as home:
+        server = Server(
+            f"sqlite:///{home}/db.sqlite3", Path(home), workers=options.workers, threads=options.threads
+        )
+        server.environment["GATEWAY_NEW_AGENTS"] = ",".join(f"bench{number}" for number in range(max(counts)))
+        server.environment["LOCAL_BACKENDS"] = options.vllm
+        server.migrate()
+        adapters_made(options.base, Path(home, "policies"), max(counts))
+        key = server.key("ingest", "read")
+        began = time.perf_counter()
+        said = server.manage("shell", "-v", "0", "-c", PUBLISHED.format(count=max(counts), base=options.base))
+        published = {"adapters": int(said.split()[-2]), "seconds": round(time.perf_counter() - began, 1)}
+        with server:
+            for count in counts:
+                ways = {
+                    "direct": (port, [f"bench{number}-v1" for number in range(count)]),
+                    "gateway": (server.port, [f"bench{number}" for number in range(count)]),
+                }
+                rows = {}
+                for way, (at, models) in ways.items():
+                    for seconds in (2.0, options.seconds):  # the first warms up
+                        rows[way] = asyncio.run(measured(at, key, options.connections, seconds, None, models))
+                found[f"{count}_adapters"] = added(rows["direct"], rows["gateway"])
+    return {"connections": options.connections, "workers": options.workers, "published": published, **found}
+
+
 def cpu_seconds(process: psutil.Process) -> float:
     return sum(sum(p.cpu_times()[:2]) for p in [process, *process.children(recursive=True)])
 
@@ -308,12 +402,18 @@ def main() -> None:
     parser.add_argument("--burst", type=int, default=100)
     parser.add_argument("--burst-delay-ms", type=float, default=3000.0)
     parser.add_argument("--shadow", type=int, default=0, help="turns with and without a shadow")
+    parser.add_argument("--vllm", help="address of a vLLM server, with /v1")
+    parser.add_argument("--base", type=Path, help="folder of its model")
+    parser.add_argument("--adapters", default="1,64", help="agents with an adapter each")
     parser.add_argument("--first", action="store_true")
     parser.add_argument("--stub", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.upstream |= bool(options.shadow)
     if options.stub:
         asyncio.run(stub(options.stub, options.delay_ms / 1e3))
+        return
+    if options.vllm:
+        print(json.dumps({"benchmark": "gateway", "vllm": adapters_measured(options)}, indent=2))
         return
     port, slow = free_port(), free_port()
     models = [

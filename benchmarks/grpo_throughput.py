@@ -65,7 +65,9 @@ def stock(options: argparse.Namespace, folder: Path, texts: list[str], **knobs: 
         return [len(said) % 7 / 7 for said in completions]
 
     return trl.GRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if gpu else torch.float32),
+        AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.bfloat16 if gpu and knobs.get("bf16", True) else torch.float32
+        ),
         [reward],
         trl.GRPOConfig(
             str(folder / "trl"),

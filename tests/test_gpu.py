@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from packed_forward.prefix_attention import ATTENTION
+from rl.training.constrained_generation import CapturedSteps
 from rl.training.dpo import DPOTrainer
 from rl.training.hardware import detect
 from rl.training.policy import generate, load_policy
@@ -60,14 +62,30 @@ def test_every_family_trains_as_on_the_cpu(family: str, dtype: str, tmp_path: Pa
     assert there == pytest.approx(losses(dpo_runs.HARDWARE), abs=2e-4 if dtype == "float32" else 0.05)
 
 
-def test_answers_are_those_of_the_cpu(base: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_the_cpu_and_their_steps_are_a_graph(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = str(tiny_model(tmp_path / "base", family))
     prompts = [row["prompt"] for row in dpo_runs.some_pairs(6)]
+    replays: list[int] = []
+    step = CapturedSteps.step
+
+    def stepped(self: CapturedSteps, tokens: torch.Tensor) -> torch.Tensor:
+        logits = step(self, tokens)
+        replays.append(self.graph is not None)
+        return logits
+
+    monkeypatch.setattr(CapturedSteps, "step", stepped)
 
     def answers(hardware: Any) -> list[str]:
-        found = generate(load_policy(base, hardware=hardware), prompts, max_new_tokens=12)
+        policy = load_policy(base, hardware=hardware)
+        policy.model.set_attn_implementation(ATTENTION)
+        found = generate(policy, prompts, max_new_tokens=12)
         return [answer.text for answer in found]
 
     assert answers(SINGLE) == answers(dpo_runs.HARDWARE)
+    assert any(replays) or family == "gemma3_text", "a sliding window alone is launched kernel by kernel"
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

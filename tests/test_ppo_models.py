@@ -8,7 +8,9 @@ import torch
 
 from packed_forward.logps import collate, token_logps
 from packed_forward.packing import Strategy
+from packed_forward.prefix_attention import ATTENTION
 from rl.recipes import PPORecipe
+from rl.training import constrained_generation
 from rl.training.constrained_generation import Sampling, draw, generate_tokens
 from rl.training.encoding import EncodedResponse
 from rl.training.policy import load_policy
@@ -157,6 +159,25 @@ def generate(base: SharedBase, stop: tuple[int, ...]) -> list[list[int]]:
         tokens = generate_tokens(model, PROMPTS, 1, GREEDY, stop, 0, torch.Generator())
     found: list[list[int]] = tokens.tolist()
     return found
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_steps_over_a_cache_of_fixed_length_are_those_of_a_growing_one(
+    samples: int, base: SharedBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA device captures such steps as a graph: `tests/test_gpu.py`."""
+    with base.speaking_as(POLICY) as model:
+        model.set_attn_implementation(ATTENTION)
+    sampling = Sampling(max_new_tokens=10)
+    grown = sampled(base, PROMPTS, samples, sampling, seed=1)
+    made: list[object] = []
+    steps = constrained_generation.CapturedSteps
+    monkeypatch.setattr(constrained_generation, "is_captured", lambda *_: True)
+    monkeypatch.setattr(
+        constrained_generation, "CapturedSteps", lambda *given: made.append(given) or steps(*given)
+    )
+    assert sampled(base, PROMPTS, samples, sampling, seed=1) == grown
+    assert made
 
 
 def test_the_seed_alone_decides_what_is_drawn(base: SharedBase) -> None:

@@ -3,20 +3,31 @@ them."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    StaticCache,
+)
+from transformers.cache_utils import StaticLayer
 
 from packed_forward.packing import AllowedTokens, CompletionTokens, TokenSet
 from packed_forward.prefix_attention import ATTENTION, SharedPrompt, running_rows
 from rl.decoding.constraint import Constraint, DecodingFailed, GrammarVocabulary, SchemaRefused
 from rl.training.result import TrainingRefused
+
+logger = logging.getLogger("rl.training")
 
 
 def vocabulary_of(
@@ -180,6 +191,81 @@ class Sampling:
     top_p: float = 1.0
 
 
+LAUNCHED = 2
+"""Steps that are launched kernel by kernel before one is captured: a capture may allocate and wait for nothing."""
+
+LEAST_STEPS = 8
+"""Steps from which a capture pays: it costs about three."""
+
+
+def is_captured(model: torch.nn.Module, steps: int) -> bool:
+    """True if so many steps of answers run as a CUDA graph."""
+    return (
+        model.device.type == "cuda"
+        and steps >= LEAST_STEPS
+        and model.config._attn_implementation == ATTENTION
+    )
+
+
+class CapturedSteps:
+    """Steps of a batch of answers, one token to each row: captured as a CUDA graph at the third one and replayed.
+
+    A step has thousands of launches and little work, so a GPU waits for them. The keys of the answers lie in tensors of
+    their full length, which a graph can write to. What cannot be captured is launched.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, shared: SharedPrompt, position: Tensor, cache: StaticCache, steps: int
+    ) -> None:
+        """position: of the rows' next tokens, [rows, 1]; cache: with room for `steps` tokens."""
+        self.model, self.cache, self.position = model, cache, position.clone()
+        bias = shared.attention_bias.new_full((1, 1, 1, steps), -torch.inf)
+        self.shared = dataclasses.replace(shared, own_bias=bias)
+        self.tokens = torch.zeros_like(self.position)
+        self.mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=position.device)
+        self.done, self.captures = 0, position.device.type == "cuda"
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.logits = torch.empty(0)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits [rows, vocabulary] after one more token of each row, valid until the next step."""
+        self.tokens.copy_(tokens[:, None])
+        assert self.shared.own_bias is not None
+        self.shared.own_bias[..., self.done] = 0
+        if self.captures and self.done == LAUNCHED:
+            self._capture()
+        if self.graph is None:
+            self.logits = self._launch()
+        else:
+            self.graph.replay()
+        self.done += 1
+        self.position += 1
+        return self.logits
+
+    def _launch(self) -> Tensor:
+        output = self.model(
+            input_ids=self.tokens,
+            attention_mask=self.mask,
+            position_ids=self.position,
+            past_key_values=self.cache,
+            use_cache=True,
+            prefix=self.shared,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.logits = self._launch()
+        except RuntimeError as error:
+            self.captures = False
+            logger.warning("answers are launched kernel by kernel: %s", str(error).partition("\n")[0])
+            return
+        self.graph = graph
+
+
 def is_answered_by_position(model: torch.nn.Module) -> bool:
     """True of a model that takes positions, and so left-padded prompts with a key-value cache."""
     return "position_ids" in inspect.signature(type(model).forward).parameters
@@ -201,7 +287,8 @@ def generate_tokens(
 
     The prompts are computed once. A model with our attention (`packed.prefix_attention`, by its self-test) reads their
     keys and values where they are, all samples together; for others they are repeated for the samples. Rows that have
-    ended leave the batch when they are half of it, so that one long answer does not make all others wait.
+    ended leave the batch when they are half of it, so that one long answer does not make all others wait. On a CUDA
+    device they stay, and the steps are a graph.
     """
     if not is_answered_by_position(model):
         raise TrainingRefused(
@@ -223,13 +310,17 @@ def generate_tokens(
         logits_to_keep=1,
     )
     cache, logits = output.past_key_values, output.logits[:, -1].repeat_interleave(samples, 0)
-    shared = None
-    if samples > 1 and model.config._attn_implementation == ATTENTION:
+    shared, steps = None, sampling.max_new_tokens - 1
+    fixed = StaticCache(model.config, max_cache_len=steps) if is_captured(model, steps) else None
+    if fixed is not None and any(type(layer) is not StaticLayer for layer in fixed.layers):
+        fixed = None  # a sliding window writes where it pleases
+    if fixed is not None or (samples > 1 and model.config._attn_implementation == ATTENTION):
         shared, cache = SharedPrompt.of(cache, mask, samples), DynamicCache()
     elif samples > 1:
         cache.batch_repeat_interleave(samples)
     mask = mask.repeat_interleave(samples, 0)
     position = mask.sum(1, keepdim=True)
+    captured = CapturedSteps(model, shared, position, fixed, steps) if fixed and shared else None
     tokens = torch.full((len(logits), sampling.max_new_tokens), pad_token_id, device=device)
     stops = torch.tensor(sorted(stop_ids), device=device)
     # the rows still in the batch, by their place in `tokens`, and which of them have not ended
@@ -250,6 +341,9 @@ def generate_tokens(
         left = int(running.sum())
         if left == 0 or column + 1 == sampling.max_new_tokens:
             return tokens[:, : column + 1]
+        if captured is not None:
+            logits = captured.step(samples_drawn)
+            continue
         if 2 * left <= len(running):
             kept, prompts, most = running_rows(running, shared.samples if shared else 1)
             if len(kept) < len(running):

@@ -262,6 +262,8 @@ class SharedPrompt:
     attention_bias: torch.Tensor
     """[P, 1, 1, T]: 0 where a prompt has a token, -inf where it is padded."""
     samples: int
+    own_bias: torch.Tensor | None = None
+    """[1, 1, 1, t]: -inf where the answers' own keys are not written yet; None where all are."""
 
     @classmethod
     def of(cls, cache: DynamicCache, mask: torch.Tensor, samples: int) -> Self:
@@ -291,7 +293,10 @@ class SharedPrompt:
         own = (query * scale).view(rows, shared, group, width)
         together = own.view(prompts, samples, shared, group, width).transpose(1, 2).flatten(2, 3)
         far = torch.matmul(together, prompt_keys.transpose(2, 3)) + self.attention_bias
-        near = torch.matmul(own, key.transpose(2, 3)).view(prompts, samples, shared, group, -1)
+        near = torch.matmul(own, key.transpose(2, 3))
+        near = (near if self.own_bias is None else near + self.own_bias).view(
+            prompts, samples, shared, group, -1
+        )
         scores = torch.cat([far, near.transpose(1, 2).flatten(2, 3)], -1)
         weights = torch.softmax(scores, -1)
         far_out = torch.matmul(weights[..., :length], prompt_values)
