@@ -37,6 +37,7 @@ urlpatterns = [
     path("runs/new/", runs.run_new, name="run-new"),
     path("runs/<int:pk>/", runs.run, name="run"),
     path("runs/<int:pk>/cancel/", runs.run_cancel, name="run-cancel"),
+    path("runs/<int:pk>/resume/", runs.run_resume, name="run-resume"),
     path("savings/", savings.savings, name="savings"),
     path("experiments/", experiments.experiments, name="experiments"),
     path("experiments/new/", experiments.experiment_new, name="experiment-new"),

@@ -36,7 +36,7 @@ new Promise(done => new PerformanceObserver(list =>
 """Milliseconds to the first paint, once there was one."""
 FOR_BUTTONS = {
     "rate-undo", "rate-skip", "pairs-undo", "pairs-skip", "decision-withdraw", "decision-restore", "decisions-withdraw",
-    "import-do", "import-undo", "start-bring", "start-take", "run-new", "run-cancel",
+    "import-do", "import-undo", "start-bring", "start-take", "run-new", "run-cancel", "run-resume",
     "experiment-change", "policy-move", "policy-file", "policy-follow-up", "playground-rate",
     "signin-link", "agent-base", "policy-judge", "judging-stop", "upstream", "start-connect", "start-key",
     "agent-sample", "agent-rewards", "export-file", "flywheel-step",

@@ -49,7 +49,7 @@ def ada(client: Client) -> Client:
     [
         ("rater", "", "/rate/"),
         ("rater", "/", "/rate/"),
-        ("rater", "/runs/", "/runs/"),
+        ("rater", "/rate/pairs/", "/rate/pairs/"),
         ("operator", "", "/"),
         ("operator", "/", "/"),
         ("admin", "/policies/", "/policies/"),

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from django.test import Client
 from django.utils import timezone
+from django_q.models import OrmQ
 
 from rl.api.loop import policy_represent
 from rl.charts.intervals import report_lines
 from rl.gates.report import RuleResult
-from rl.jobs.lifecycle import run_log_tail
+from rl.jobs.lifecycle import run_claim, run_log_tail, run_resume
 from rl.models import Evaluation, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
-from rl.models.runs import run_folder
+from rl.models.runs import LEARNER, RunRefused, run_folder
 from rl.registry import service as registry
 from rl.registry.comparisons import policy_diff
 from rl.registry.files import policies_prune, policies_retained
@@ -280,7 +281,8 @@ def test_a_run_that_stopped_offers_a_way_out(operator: Client) -> None:
     )
     assert '<a class="button" href="/rate/?agent=widgets">Rate</a>' in operator.get(f"/runs/{run.pk}/").text
     failed = make_run(agent="widgets", status="failed", reason="no memory")
-    assert f"train_dpo --resume {failed.pk}" in operator.get(f"/runs/{failed.pk}/").text
+    assert f'action="/runs/{failed.pk}/resume/"' in operator.get(f"/runs/{failed.pk}/").text
+    assert "/resume/" not in operator.get(f"/runs/{run.pk}/").text
 
 
 def test_an_operator_cancels_a_run(operator: Client) -> None:
@@ -289,6 +291,45 @@ def test_an_operator_cancels_a_run(operator: Client) -> None:
     assert "is cancelled" in operator.post(f"/runs/{run.pk}/cancel/", follow=True).text
     run.refresh_from_db()
     assert (run.status, run.reason) == ("cancelled", "cancelled by olga")
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_an_operator_resumes_a_stopped_run(operator: Client, status: str) -> None:
+    run = make_run(agent="widgets", status=status, reason="no memory", cancel_requested=True, steps_done=9)
+    assert operator.get(f"/runs/{run.pk}/resume/").status_code == 405
+    assert f"Run {run.pk} waits for a worker." in operator.post(f"/runs/{run.pk}/resume/", follow=True).text
+    run.refresh_from_db()
+    assert (run.status, run.reason, run.cancel_requested, run.finished_at) == ("queued", "", False, None)
+    assert (run.dispatched_at is not None, OrmQ.objects.count()) == (True, 1)
+    assert run_claim(run.pk).status == "running"
+
+
+@pytest.mark.parametrize("status", ["succeeded", "refused", "queued"])
+def test_other_runs_are_not_resumed(operator: Client, status: str) -> None:
+    run = make_run(agent="widgets", status=status)
+    assert f"run {run.pk} is {status}" in operator.post(f"/runs/{run.pk}/resume/", follow=True).text
+    assert OrmQ.objects.count() == 0
+
+
+def test_a_stage_is_resumed_by_its_run_and_the_learners_run_waits_for_the_next(operator: Client) -> None:
+    stage = make_run(agent="widgets", status="failed", stage_of=make_run(agent="widgets", status="failed"))
+    assert f'"/runs/{stage.pk}/resume/"' not in operator.get(f"/runs/{stage.pk}/").text
+    with pytest.raises(RunRefused, match="no stage"):
+        run_resume(stage)
+    learners = make_run(agent="widgets", status="failed", asked_by=LEARNER)
+    make_run(agent="widgets", status="queued", asked_by=LEARNER)
+    with pytest.raises(RunRefused, match="trains widgets already"):
+        run_resume(learners)
+
+
+def test_a_stopped_run_says_its_reason_without_what_a_button_does() -> None:
+    known = {
+        "3 pairs found, 10 needed: rate more at /rate/?agent=widgets": "3 pairs found, 10 needed",
+        "3 found; rate more at /rate/?agent=widgets, or lower --min-samples": "3 found",
+        "its worker a:1 died; resume with: python manage.py train_dpo --resume 9": "its worker a:1 died",
+        "OSError: no space": "OSError: no space",
+    }
+    assert [TrainingRun(reason=reason).reason_words for reason in known] == list(known.values())
 
 
 def test_only_files_that_are_not_kept_go_and_rows_stay() -> None:
@@ -350,17 +391,17 @@ def test_the_card_says_what_is_known_and_no_more() -> None:
     assert "Only 40 held-out prompts" in card
 
 
-def test_a_run_shows_how_its_policy_was_judged(rater: Client) -> None:
+def test_a_run_shows_how_its_policy_was_judged(operator: Client) -> None:
     policy = make_policy(1)
-    page = rater.get(f"/runs/{policy.run_id}/")
+    page = operator.get(f"/runs/{policy.run_id}/")
     assert "Not evaluated yet" in page.text
     judged(policy)
-    page = rater.get(f"/runs/{policy.run_id}/")
+    page = operator.get(f"/runs/{policy.run_id}/")
     assert page.status_code == 200
     assert 'aria-label="Preference accuracy 87.5\u202f%, 95 % interval 73.9 to 94.5"' in page.text
 
 
-def test_a_run_shows_a_policy_judged_by_what_is_no_share(rater: Client) -> None:
+def test_a_run_shows_a_policy_judged_by_what_is_no_share(operator: Client) -> None:
     policy = make_policy(1)
     difference = {"value": 0.1, "low": 0.0, "high": 0.2, "unit": "nats per token", "kind": "corrections"}
     policy.metrics = {
@@ -377,6 +418,6 @@ def test_a_run_shows_a_policy_judged_by_what_is_no_share(rater: Client) -> None:
         "difference": difference | {"confidence": 0.95},
     }
     policy.save()
-    page = rater.get(f"/runs/{policy.run_id}/").text
+    page = operator.get(f"/runs/{policy.run_id}/").text
     assert "-1.500 nats per token" in page
     assert '<svg class="interval"' not in page

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 from django.conf import settings
+from django.db import IntegrityError, transaction
 from django.db.models import F, Q
 from django.utils import timezone
 from django_q.tasks import async_task
@@ -250,6 +251,31 @@ def run_cancel(run: TrainingRun, *, actor: str) -> TrainingRun:
             running.filter(worker=run.worker).update(**over)
     run.refresh_from_db()
     logger.info("run %s: %s", run.pk, reason)
+    return run
+
+
+def run_resume(run: TrainingRun) -> TrainingRun:
+    """Queue a failed or cancelled run again: a worker goes on from its newest whole checkpoint, or from the start.
+
+    Raises RunRefused where it is not over that way, is a stage, or the learner trains its agent meanwhile.
+    """
+    if not run.is_resumable:
+        raise RunRefused(
+            f"run {run.pk} is {run.status}; only failed and cancelled runs that are no stage resume"
+        )
+    stopped = TrainingRun.objects.filter(pk=run.pk, status=run.status)
+    waits = {"status": Status.QUEUED, "reason": "", "cancel_requested": False, "finished_at": None}
+    try:
+        with transaction.atomic():
+            updated = stopped.update(**waits)
+    except IntegrityError as error:  # one run of the learner per agent
+        raise RunRefused(
+            f"the online learner trains {run.agent} already; resume run {run.pk} after it"
+        ) from error
+    if not updated:
+        raise RunRefused(f"run {run.pk} was resumed by somebody else a moment ago")
+    run_dispatch(run)
+    run.refresh_from_db()
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ TRAINING = "training"
 
 LEARNER = "online learner"
 """Author of runs that the online learner started."""
+NEXT_STEP = re.compile(
+    r"[:;] (rate more at \S+?(, or lower --min-samples)?|resume with: .*)\.?$|\.$", re.DOTALL
+)
+"""What the reason of a stopped run says to do, at its end."""
 
 
 def method_title(slug: str) -> str:
@@ -227,6 +232,16 @@ class TrainingRun(models.Model):
     def is_unfinished(self) -> bool:
         """True if it is at work, or waits for a worker."""
         return self.status in (self.Status.QUEUED, self.Status.RUNNING)
+
+    @property
+    def reason_words(self) -> str:
+        """The reason without the command or address it ends with: a page has a button for it."""
+        return NEXT_STEP.sub("", self.reason)
+
+    @property
+    def is_resumable(self) -> bool:
+        """True if a person can hand it to the workers again. A stage is resumed by the run that needs it."""
+        return self.status in (self.Status.FAILED, self.Status.CANCELLED) and self.stage_of_id is None
 
     @property
     def is_followed(self) -> bool:

@@ -306,7 +306,7 @@ def home(request: HttpRequest) -> HttpResponse:
     return render(request, "rl/home.html", {"shown": shown, "live": any(card.works for card in cards)})
 
 
-@page(SCOPE_PERMISSIONS["rate"])
+@page("rl.view_trainingrun")
 def runs(request: HttpRequest) -> HttpResponse:
     """Training runs, newest first; `?agent=`, `?status=`, `?method=` and `?page=`."""
     agent = request.GET.get("agent") or None
@@ -339,7 +339,7 @@ def _outcome(run: TrainingRun) -> str:
     return ranking_text(judge.ranking) if judge else ""
 
 
-@page(SCOPE_PERMISSIONS["rate"])
+@page("rl.view_trainingrun")
 def runs_compared(request: HttpRequest) -> HttpResponse:
     """Two to SLOTS runs on the same charts, with a table of what differs: `?run=3&run=5`."""
     run_names = list(dict.fromkeys(request.GET.getlist("run")))
@@ -379,7 +379,7 @@ def run_new(request: HttpRequest) -> HttpResponse:
     return redirect_back(request, "run", placed.pk)
 
 
-@page(SCOPE_PERMISSIONS["rate"])
+@page("rl.view_trainingrun")
 def run(request: HttpRequest, pk: int) -> HttpResponse:
     """One run: its state, curves, recipe, and what was left out of its data."""
     run_row = run_get(pk)
@@ -388,6 +388,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     policy = getattr(run_row.kept_run, "policy", None)
     series = run_series(run_row)
     judge = getattr(run_row, "reward_model", None) or reward_model_of(run_row)
+    may_change = request.user.has_perm("rl.change_trainingrun")
     return render(
         request,
         "rl/run.html",
@@ -407,8 +408,9 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
             "live": run_row.is_unfinished or run_row.kept_run.is_followed,
             "may_work": request.user.has_perm("rl.change_policy"),
             "working": run_row.kept_run.is_followed,
-            "may_cancel": run_row.is_unfinished and request.user.has_perm("rl.change_trainingrun"),
-            "log": run_log_tail(run_row) if request.user.has_perm("rl.view_trainingrun") else "",
+            "may_cancel": run_row.is_unfinished and may_change,
+            "may_resume": may_change and run_row.is_resumable,
+            "log": run_log_tail(run_row),
             "libraries": sorted(run_row.libraries.items()),
             "hardware": sorted(
                 (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else value)
@@ -442,4 +444,19 @@ def run_cancel(request: HttpRequest, pk: int) -> HttpResponse:
         messages.success(
             request, f"Run {pk} is cancelled." if over else f"Run {pk} stops after its present step."
         )
+    return redirect("run", pk)
+
+
+@button("rl.change_trainingrun")
+def run_resume(request: HttpRequest, pk: int) -> HttpResponse:
+    """Hand a failed or cancelled run to the workers again."""
+    found = run_get(pk)
+    if found is None:
+        raise Http404(f"no run {pk}")
+    try:
+        lifecycle.run_resume(found)
+    except RunRefused as refusal:
+        messages.error(request, str(refusal))
+    else:
+        messages.success(request, f"Run {pk} waits for a worker.")
     return redirect("run", pk)
