@@ -330,6 +330,7 @@ MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"
 
 # --- Language, time, files --------------------------------------------------------------------------------
 LANGUAGE_CODE = "en-us"
+FORMAT_MODULE_PATH = "backend.formats"
 TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
@@ -375,6 +376,11 @@ SPECTACULAR_SETTINGS: Mapping[str, object] = {
     "SERVE_AUTHENTICATION": [],
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "POSTPROCESSING_HOOKS": [],
+    # the order of the page: what an app sends first
+    "TAGS": [
+        {"name": name}
+        for name in ("decisions", "ratings", "traces", "imports", "rewards", "policies", "upstreams")
+    ],
 }
 
 # --- Background work --------------------------------------------------------------------------------------

@@ -58,6 +58,11 @@ class MonthLedger:
         return None if self.alone is None else self.alone - self.paid
 
     @property
+    def paid_share(self) -> float:
+        """Share of what the incumbent alone would have cost that was paid, 0 to 1; 1 where it is unknown or more."""
+        return min(1.0, self.paid / self.alone) if self.alone else 1.0
+
+    @property
     def local_percent(self) -> str:
         return f"{100 * self.local_share:.0f}"
 
@@ -80,6 +85,27 @@ class MonthLedger:
         elif self.paid:
             parts.append(f"{self.paid:,.2f} USD paid")
         return "; ".join(parts) + "."
+
+
+@dataclass(frozen=True)
+class Savings:
+    """An agent's months together, of those in which the incumbent's price is known. Money in US dollars."""
+
+    months: Sequence[MonthLedger]
+    """Newest first."""
+
+    @property
+    def priced(self) -> list[MonthLedger]:
+        """Oldest first."""
+        return [one for one in reversed(self.months) if one.alone is not None]
+
+    @property
+    def alone(self) -> float:
+        return sum(one.alone or 0.0 for one in self.priced)
+
+    @property
+    def saved(self) -> float:
+        return sum(one.saved or 0.0 for one in self.priced)
 
 
 COLUMNS = (

@@ -22,7 +22,8 @@ from feedback.cache import forget_all
 from feedback.storage.problem_rows import RowReader
 from rl.gates.report import RULE_TITLES
 from rl.models import Policy, TrainingRun
-from tests.support.registry_rows import make_run
+from tests.support.registry_rows import make_policy, make_run
+from tests.support.said import words
 from tests.test_content_security import inline
 
 pytestmark = pytest.mark.django_db
@@ -187,6 +188,14 @@ def test_a_raters_bar_leads_to_no_trainings(client: Client) -> None:
     page = client.get("/rate/").text
     assert "at-work-strip" not in page
     assert 'href="/runs/' not in page
+
+
+def test_the_admin_writes_a_time_as_the_pages_do(ada: Client) -> None:
+    make_policy()
+    times = re.findall(
+        r'class="[^"]*field-created_at[^"]*"[^>]*>(.*?)</td>', ada.get("/admin/rl/policy/").text, re.DOTALL
+    )
+    assert [re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", words(one)) is not None for one in times] == [True]
 
 
 def test_pages_write_a_time_in_one_way() -> None:

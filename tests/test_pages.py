@@ -278,7 +278,7 @@ def test_the_list_of_runs_is_paged_and_filtered(operator: Client) -> None:
 def test_the_list_of_runs_says_what_each_came_to(operator: Client) -> None:
     make_policy(preference_accuracy={"value": 0.875, "low": 0.7, "high": 0.96, "n": 40})
     refused = make_run(status="refused", reason="3 pairs found, 10 needed")
-    outcome = r'data-name="Outcome"[^>]*>(.*?)</td>'
+    outcome = r'class="outcome-of">(.*?)</td>'
     below, above = re.findall(outcome, operator.get("/runs/").text)[::-1]
     assert "Preference accuracy 87.5" in below
     assert "stage-candidate" in below

@@ -32,12 +32,16 @@ def agreement(request: HttpRequest) -> HttpResponse:
     if (agent and not re.fullmatch(SLUG_PATTERN, agent)) or kind not in (None, *RaterKind.values):
         raise Http404("no such agent or kind of rater")
     report = agreement_report(agent, kind) if agent else None
+    questions = [_question(question) for question in report.questions] if report else []
     context = {
         "agents": agents,
         "agent": agent,
         "kind": kind,
         "report": report,
-        "questions": [_question(question) for question in report.questions] if report else [],
+        "questions": questions,
+        "single": [one for one, of in zip(questions, report.questions, strict=True) if not of.overlapping]
+        if report
+        else [],
         "low_alpha": LOW_ALPHA,
         "enough": ENOUGH,
     }

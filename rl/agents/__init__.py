@@ -60,7 +60,7 @@ def get_agent(slug: str) -> Agent:
         AGENTS["assistant"],
         slug=slug,
         title=slug,
-        description="An agent without a definition: its responses show what its answers look like.",
+        description="",
     )
 
 

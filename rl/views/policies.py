@@ -371,5 +371,8 @@ def policy_answers(request: HttpRequest, name: str) -> HttpResponse:
         "kinds": [(key, title, counts[key]) for key, title in OUTCOME_TITLES],
         "before": number - 1 if number > 1 else None,
         "after": number + 1 if number < len(matches) else None,
+        "rival": policy_verdict(policy).against,
+        "may_work": policy.run is not None and request.user.has_perm("rl.change_policy"),
+        "working": policy.run is not None and policy.run.is_followed,
     }
     return render(request, "rl/policy_answers.html", context)

@@ -9,7 +9,7 @@ from django.shortcuts import render
 
 from backend.http import page
 from feedback.accounts.roles import SCOPE_PERMISSIONS
-from rl.savings import ledger_cached, ledger_csv
+from rl.savings import Savings, ledger_cached, ledger_csv
 from rl.serving.routes import route_shown
 
 
@@ -23,5 +23,5 @@ def savings(request: HttpRequest) -> HttpResponse:
         return HttpResponse(ledger_csv(rows), content_type="text/csv; charset=utf-8", headers=headers)
     ordered = sorted(rows, key=lambda row: row.agent)
     agents = [(name, list(months)) for name, months in groupby(ordered, key=lambda row: row.agent)]
-    shown = [(name, months, route_shown(name)) for name, months in agents]
+    shown = [(name, Savings(months), route_shown(name)) for name, months in agents]
     return render(request, "rl/savings.html", {"agents": shown, "asked": asked})

@@ -157,11 +157,14 @@ def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dic
 def _judged_context(policy: Policy) -> dict[str, object]:
     """Wins, losses and ties of a policy, and what the gate to the champion asks for now."""
     evaluation = evaluation_newest_paired(policy)
+    answers = answers_compared(evaluation) if evaluation else []
     checks = promotion_of(policy, may_move=True).checks
     return {
         "policy": policy,
         "may_roll_back": rollback_possible(policy),
-        "outcomes": counts_of(answers_compared(evaluation)) if evaluation else None,
+        "outcomes": counts_of(answers) if evaluation else None,
+        "example": next((one for one in answers if one.outcome == "win"), next(iter(answers), None)),
+        "against": evaluation.against if evaluation else "",
         "verdict": policy_verdict(policy),
         "check": next((check for check in checks if check.stage == Policy.Stage.CHAMPION), None),
         "needed": feedback_minimum(),

@@ -1,0 +1,1 @@
+"""Formats of dates and times, by language (FORMAT_MODULE_PATH)."""
