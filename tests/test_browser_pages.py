@@ -189,7 +189,7 @@ def test_both_answers_are_in_sight_on_a_phone(opener: Opener, long: bool) -> Non
         record(response=f"by {policy}.{words}", policy=policy)
     page = opener("/rate/pairs/", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page.locator(".decision").evaluate("e => e.scrollIntoView()")
-    verdicts = page.locator(".verdicts").bounding_box()
+    verdicts = page.locator(".verdicts .thumbs").bounding_box()
     assert verdicts
     for panel in page.locator(".side-panel").all():
         box = panel.bounding_box()
