@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from django.core.management import CommandError, call_command
 from mlflow.tracking import MlflowClient
@@ -21,66 +13,11 @@ from mlflow.tracking import MlflowClient
 from rl import tracking
 from rl.checksums import file_sum
 from rl.models import Evaluation, Policy, RunMetric, TrainingRun
+from tests.support.mlflow_server import server  # noqa: F401
 from tests.support.registry_rows import make_run, registered
-from tests.support.server import ROOT, free_port
+from tests.support.server import free_port
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(900)]
-
-VERSION = re.findall(r"(?m)^mlflow-skinny==(\S+)$", (ROOT / "requirements-extras.txt").read_text("utf-8"))[0]
-START_S = 600
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of the server. MLFLOW_PYTHON: the Python of an environment that has it; else one is made."""
-    home = tmp_path_factory.mktemp("mlflow")
-    python = os.environ.get("MLFLOW_PYTHON", "")
-    if not python:
-        subprocess.run([sys.executable, "-m", "venv", home / "venv"], check=True)
-        python = str(home / "venv" / "bin" / "python")
-        install = [python, "-m", "pip", "install", "-q", "--prefer-binary", f"mlflow=={VERSION}"]
-        if subprocess.run(install, check=False).returncode:
-            pytest.skip("MLflow's server cannot be installed here")
-    port = free_port()
-    address = f"http://127.0.0.1:{port}"
-    places = [
-        "--backend-store-uri",
-        f"sqlite:///{home}/mlflow.db",
-        "--artifacts-destination",
-        str(home / "files"),
-    ]
-    # without MLflow's own job runner, whose processes nothing here needs
-    calm = {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "PYTHONPATH": "",
-    }
-    arguments = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [python, "-m", "mlflow", "server", *places, *arguments],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **calm},
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + START_S
-    try:
-        while not answers(address):
-            assert process.poll() is None, (home / "log").read_text()
-            assert time.monotonic() < deadline, (home / "log").read_text()
-            time.sleep(0.5)
-        yield address
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-
-
-def answers(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def policy_trained(home: Path, name: str, stage: str) -> Policy:
@@ -104,7 +41,10 @@ def policy_trained(home: Path, name: str, stage: str) -> Policy:
 
 @pytest.mark.campaign
 def test_what_was_trained_judged_and_promoted_is_found_in_mlflow(
-    server: str, settings: Any, ratchet_home: Path, capsys: pytest.CaptureFixture[str]
+    server: str,  # noqa: F811
+    settings: Any,
+    ratchet_home: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings.MLFLOW_TRACKING_URI = server
     first = policy_trained(ratchet_home, "widgets-v1", "champion")
@@ -143,7 +83,9 @@ def test_what_was_trained_judged_and_promoted_is_found_in_mlflow(
 
 @pytest.mark.campaign
 def test_a_run_whose_logging_was_interrupted_is_logged_again(
-    server: str, settings: Any, ratchet_home: Path
+    server: str,  # noqa: F811
+    settings: Any,
+    ratchet_home: Path,
 ) -> None:
     settings.MLFLOW_TRACKING_URI = server
     run = make_run("filer")

@@ -298,7 +298,9 @@ class Planner:
                 try:
                     yield self._plan(record)
                 except FeedbackRefused as error:
-                    reason = record.unknown if isinstance(record, ImportedReference) else ""
+                    reason = ""
+                    if isinstance(record, (ImportedReference, OutcomeReference)):
+                        reason = record.unknown
                     if reason and isinstance(error, DecisionUnknown):
                         self.report.skip(reason)
                     else:

@@ -1,4 +1,4 @@
-"""Results of evaluations: promptfoo, DeepEval test runs, OpenAI eval output items, MLflow traces with assessments.
+"""Results of evaluations: promptfoo, DeepEval test runs, OpenAI eval output items.
 
 Scores under names have no stated scale and are outcomes. In promptfoo a person's verdict is the component whose
 assertion is of type `human`; `select-best` and `max-score` choose among the outputs of one test: the chosen one is
@@ -8,7 +8,6 @@ own (of toxicity less is better): its `success` is the thumb. Its expected outpu
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,8 +20,6 @@ from feedback.transfer.formats.calls import (
     answer_of,
     chat_of,
     json_value,
-    metadata_retained,
-    object_or_empty,
     prompt_of,
     text_or_empty,
 )
@@ -30,14 +27,12 @@ from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.declared import (
     Call,
     NamedScore,
-    Scores,
     at,
     facts_at,
     metadata_at,
     notes_of,
     outcome_name,
     outcomes_at,
-    ratings_and_outcomes,
 )
 from feedback.transfer.formats.records import (
     ImportedComparison,
@@ -324,108 +319,3 @@ OPENAI_EVALS = row_format(
     verdicts=(),
     pages=True,
 )
-
-# --- MLflow 3 traces with their assessments, and leniently those of MLflow 2 ------------------------------------
-
-_mlflow_call = Call(
-    request="request",
-    answer="response",
-    own="info.trace_id || info.request_id",
-    fields={
-        "policy": "json(request).model",
-        "latency_ms": "info.execution_duration_ms || info.execution_duration",
-        "created_at": "info.request_time || info.timestamp_ms",
-    },
-    left_out={"!response": "no response"},
-)
-_assessment = Scores(
-    name="assessment_name || name",
-    author="source.source_id",
-    notes="rationale",
-    scored_at="create_time",
-    simulated="source.source_type != 'HUMAN'",
-    binary=False,
-)
-CORRECTIONS = ("expected_response", "expected_output", "expected_answer")
-"""Expectations of a person that are a better response; others are kept as metadata."""
-
-
-def _is_mlflow(row: JsonObject) -> bool:
-    info = row.get("info")
-    if isinstance(info, Mapping) and ("data" in row or "assessments" in info):
-        return "trace_id" in info or "request_id" in info
-    return (
-        "trace_id" in row and "assessments" in row and ("trace" in row or {"request", "response"} <= set(row))
-    )
-
-
-def _mlflow(row: JsonObject, line: int) -> Iterator[Record]:
-    whole = json_value(row.get("trace"))
-    trace = whole if isinstance(whole, Mapping) and "info" in whole else row
-    info, data = (json_value(trace.get(name)) for name in ("info", "data"))
-    info = mapping_of(row if info is None else info, "info")
-    data = mapping_of(row if data is None else data, "data")
-    request, response = _mlflow_exchange(info, data)
-    scores, expectations, left_out = _assessments(info.get("assessments") or row.get("assessments"))
-    ratings, outcomes = ratings_and_outcomes(scores)
-    seen = {"info": info, "request": request, "response": response}
-    about = metadata_retained(trace_id=at(info, "trace_id || request_id"), expectations=expectations)
-    decision = _mlflow_call.decision(seen, line, ratings=ratings, outcomes=outcomes, metadata=about)
-    yield decision
-    yield from (RowSkipped(line, decision.key, reason) for reason in left_out)
-
-
-def _mlflow_exchange(info: JsonObject, data: JsonObject) -> tuple[object, object]:
-    """Prompt and response: of the chat model's last span, else the root's, else of the whole trace."""
-    chosen: JsonObject | None = None
-    root: JsonObject | None = None
-    spans = json_value(data.get("spans"))
-    for item in spans if isinstance(spans, list) else []:
-        attributes = at(item, "attributes")
-        if not isinstance(attributes, Mapping) or "mlflow.spanOutputs" not in attributes:
-            continue
-        if json_value(attributes.get("mlflow.spanType")) in ("CHAT_MODEL", "LLM"):
-            chosen = attributes
-        elif not at(item, "parent_span_id || parent_id"):
-            root = root or attributes
-    if attributes := chosen or root:
-        return attributes.get("mlflow.spanInputs"), attributes.get("mlflow.spanOutputs")
-    if data.get("request") is not None:
-        return data.get("request"), data.get("response")
-    about = object_or_empty(info.get("trace_metadata", info.get("request_metadata")))
-    return (
-        about.get("mlflow.traceInputs") or info.get("request_preview"),
-        about.get("mlflow.traceOutputs") or info.get("response_preview"),
-    )
-
-
-def _assessments(value: object) -> tuple[list[NamedScore], dict[str, object], list[str]]:
-    """(scores and corrections, other expectations by name, why the rest says nothing)."""
-    scores: list[NamedScore] = []
-    expectations: dict[str, object] = {}
-    left_out: list[str] = []
-    items = json_value(value)
-    for index, item in enumerate(list_of(items if items is not None else [], "assessments")):
-        one = mapping_of(item, f"assessments[{index}]")
-        score, found = _assessment.one(one, f"assessments[{index}]."), at(one, "feedback.value")
-        if one.get("valid") is False:
-            left_out.append("an assessment that was overridden")
-        elif isinstance(one.get("expectation"), Mapping):
-            serialised = at(one, "expectation.serialized_value")
-            expected = json_value(at(serialised, "value")) if serialised else one["expectation"].get("value")
-            is_text = isinstance(expected, str) and bool(expected.strip())
-            if is_text and not score.simulated and score.name in CORRECTIONS:
-                scores.append(replace(score, correction=expected))
-            else:
-                expectations[score.name] = expected
-        elif found is None:
-            left_out.append("an assessment without a value")
-        elif isinstance(found, (list, Mapping)):
-            notes = f"{json.dumps(found, ensure_ascii=False)} {score.notes}".strip()
-            scores.append(replace(score, notes=notes_of(notes, "notes")))
-        else:
-            scores.append(replace(score, value=found))
-    return scores, expectations, left_out
-
-
-MLFLOW = row_format("mlflow", "MLflow traces with assessments", _is_mlflow, _mlflow, verdicts=())

@@ -25,12 +25,13 @@ from feedback.transfer.formats.data_sets import (
     SHP,
     ULTRAFEEDBACK,
 )
-from feedback.transfer.formats.evaluations import DEEPEVAL, MLFLOW, OPENAI_EVALS, PROMPTFOO
+from feedback.transfer.formats.evaluations import DEEPEVAL, OPENAI_EVALS, PROMPTFOO
 from feedback.transfer.formats.gateways import FLYWHEEL, HELICONE, LITELLM, OPENAI_STORED, PORTKEY
 from feedback.transfer.formats.label_studio import LABEL_STUDIO
 from feedback.transfer.formats.labelling import ARGILLA
 from feedback.transfer.formats.langfuse import LANGFUSE, LANGFUSE_TRACES
 from feedback.transfer.formats.llamafactory import LLAMAFACTORY, LLAMAFACTORY_V1
+from feedback.transfer.formats.mlflow import MLFLOW
 from feedback.transfer.formats.otlp import OTLP
 from feedback.transfer.formats.own_tools import FEEDBACK_COLLECTOR, SIMULATION
 from feedback.transfer.formats.pair_files import HH, OASST, PANDALM

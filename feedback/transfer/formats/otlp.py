@@ -2,8 +2,9 @@
 `/v1/logs`.
 
 A span or a log event of a model call that holds its messages is a decision, in any of these conventions: GenAI
-(attributes, span events, log events), OpenInference, Traceloop. Content is off by default in most instrumentations: a
-span without it is left out. Spans of agents and tools, with the model calls among them, are the steps of a trace.
+(attributes, span events, log events), OpenInference, Traceloop, MLflow. Content is off by default in most
+instrumentations: a span without it is left out. Spans of agents and tools, with the model calls among them, are the
+steps of a trace.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ NAMESPACE = uuid.UUID("6d9c2f6e-1d0b-4a0f-9a63-5b1f3a3c9b10")
 PROMPTLESS_OPERATIONS = ("execute_tool", "embeddings", "invoke_agent", "create_agent")
 """Operations that answer no prompt of their own: an agent's answers are the spans of the model calls inside."""
 
+MLFLOW_CALLS = ("CHAT_MODEL", "LLM")
+"""MLflow's types of spans that are model calls."""
+
 TOOL, AGENT, PART = "tool", "agent", "part"
 ROLES = {
     **{
@@ -61,6 +65,9 @@ ROLES = {
     "openinference.span.kind=TOOL": TOOL,
     **{f"traceloop.span.kind={name}": AGENT for name in ("workflow", "agent", "task")},
     "traceloop.span.kind=tool": TOOL,
+    **{f"mlflow.spanType={name}": AGENT for name in ("AGENT", "CHAIN", "WORKFLOW", "TASK")},
+    **{f"mlflow.spanType={name}": PART for name in ("RETRIEVER", "RERANKER", "GUARDRAIL")},
+    "mlflow.spanType=TOOL": TOOL,
 }
 """attribute=value -> what a span is in the trace of an agent's run."""
 
@@ -68,10 +75,11 @@ _otlp_call = Call(
     own="span_id",
     own_required=False,
     fields={
-        "policy": '"gen_ai.response.model" || "gen_ai.request.model" || "llm.model_name"',
-        "tokens_in": '"gen_ai.usage.input_tokens" || "gen_ai.usage.prompt_tokens" || "llm.token_count.prompt"',
+        "policy": '"gen_ai.response.model" || "gen_ai.request.model" || "llm.model_name" || "mlflow.llm.model"',
+        "tokens_in": '"gen_ai.usage.input_tokens" || "gen_ai.usage.prompt_tokens" || "llm.token_count.prompt" '
+        '|| "mlflow.chat.tokenUsage".input_tokens',
         "tokens_out": '"gen_ai.usage.output_tokens" || "gen_ai.usage.completion_tokens" '
-        '|| "llm.token_count.completion"',
+        '|| "llm.token_count.completion" || "mlflow.chat.tokenUsage".output_tokens',
         "unit": '"gen_ai.conversation.id" || "session.id" || "user.id"',
         "created_at": "started",
     },
@@ -154,10 +162,13 @@ def _is_message(name: str) -> bool:
 
 
 def _attributes(value: object) -> dict[str, object]:
-    """Attributes as a plain object; the endpoint has read those of a protobuf body already."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return {str(item.get("key")): _value(item.get("value")) for item in _objects(value, "attributes")}
+    """Attributes as a plain object; the endpoint has read those of a protobuf body already. MLflow's are JSON."""
+    found = (
+        dict(value)
+        if isinstance(value, Mapping)
+        else {str(item.get("key")): _value(item.get("value")) for item in _objects(value, "attributes")}
+    )
+    return {name: json_value(item) if name.startswith("mlflow.") else item for name, item in found.items()}
 
 
 def _value(value: object, depth: int = 0) -> object:
@@ -214,6 +225,13 @@ def _span_decision(
         if kind != "LLM":
             raise RowLeftOut(f"a span of kind {value_excerpt(kind)}, not of a model call")
         request, answer = openinference_call(attributes)
+        yield _decision(span, line, agent, seen, request, answer, latency_ms=latency_ms)
+        return
+    if prompt is None and answers is None and "mlflow.spanType" in attributes:
+        kind = attributes["mlflow.spanType"]
+        if kind not in MLFLOW_CALLS:
+            raise RowLeftOut(f"a span of type {value_excerpt(kind)}, not of a model call")
+        request, answer = (attributes.get(f"mlflow.span{name}") for name in ("Inputs", "Outputs"))
         yield _decision(span, line, agent, seen, request, answer, latency_ms=latency_ms)
         return
     operation = attributes.get("gen_ai.operation.name")
@@ -364,10 +382,18 @@ def _step(span: JsonObject, decisions: Collection[uuid.UUID | None]) -> _Step | 
     }
     if kind != "decision":
         found["arguments"] = _first(
-            attributes, "gen_ai.tool.call.arguments", "input.value", "traceloop.entity.input"
+            attributes,
+            "gen_ai.tool.call.arguments",
+            "input.value",
+            "traceloop.entity.input",
+            "mlflow.spanInputs",
         )
         found["result"] = _first(
-            attributes, "gen_ai.tool.call.result", "output.value", "traceloop.entity.output"
+            attributes,
+            "gen_ai.tool.call.result",
+            "output.value",
+            "traceloop.entity.output",
+            "mlflow.spanOutputs",
         )
         found["status"] = {"task": "failed" if failed else "completed"}.get(kind)
     if failed:
@@ -447,7 +473,7 @@ def _turns(records: list[JsonObject], line: int, agent: str) -> Iterator[Record]
 
 OTLP = Format(
     "otlp",
-    "OTLP traces and evaluations (GenAI, OpenInference, Traceloop)",
+    "OTLP traces and evaluations (GenAI, OpenInference, Traceloop, MLflow)",
     lambda row: isinstance(row.get("resourceSpans"), list) or isinstance(row.get("resourceLogs"), list),
     _read_otlp,
     two_files=True,

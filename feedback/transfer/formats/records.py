@@ -153,6 +153,8 @@ class OutcomeReference:
     reference: str
     outcome: ImportedOutcome
     also: tuple[str, ...] = ()
+    unknown: str = ""
+    """As of ImportedReference."""
 
 
 @dataclass(frozen=True, slots=True)
