@@ -18,6 +18,7 @@ from rl.jobs.lifecycle import run_failed_notify, run_log_tail, runs_reclaim, run
 from rl.models import Experiment, JudgingRound, TrainingRun
 from rl.models.runs import run_folder
 from rl.online import learner
+from rl.serving.claims import claims_expire
 from rl.serving.publication import reconcile
 
 logger = logging.getLogger("rl.tasks")
@@ -98,9 +99,10 @@ def shadow_answer(experiment_id: int, lease: str) -> str:
 
 
 def tick() -> list[str]:
-    """Scheduled check: see `rl.online.learner.tick`. What is new goes to MLflow."""
+    """Scheduled check: see `rl.online.learner.tick`. What is new goes to MLflow; claims that ended go away."""
     done = learner.tick()
     tracking.sync_quietly()
+    claims_expire()
     return done
 
 

@@ -32,12 +32,14 @@ from feedback.selectors import decision_get
 from feedback.storage.factories import decision_build
 from feedback.storage.fields import Name, SentId, ShapedAs, Share, Slug, Text, uuid_read
 from feedback.storage.masking import DECISION_TEXTS, masker_of
+from feedback.storage.validation import DecisionPending
 from rl.agents import AGENTS, get_agent
 from rl.agents.base import Agent
 from rl.fine_tuning.jobs import model_delete
 from rl.serving import metrics
 from rl.serving.base import BackendFailed, BrokenOff, Completion, Piece, ServingRefused, StreamItem
 from rl.serving.chat_request import ChatRequest, chat_request
+from rl.serving.claims import InProgress, KeyReused
 from rl.serving.decide import (
     MAX_CANDIDATES,
     ORDER,
@@ -54,7 +56,6 @@ from rl.serving.embeddings import embeddings
 from rl.serving.fallback import NobodyAnswers
 from rl.serving.gateway import (
     RECORDED_HEADER,
-    KeyReused,
     RecordingImpossible,
     complete,
     completion_stream,
@@ -72,7 +73,12 @@ from rl.serving.telemetry import span_export
 DECISION_HEADER = "X-Ratchet-Decision"
 """Header of a request with a UUID of the client's own, under which its decision is recorded."""
 
-STATUSES: dict[type[ServingRefused], int] = {ModelUnknown: 404, KeyReused: 409, BudgetReached: 429}
+STATUSES: dict[type[ServingRefused], int] = {
+    ModelUnknown: 404,
+    KeyReused: 409,
+    InProgress: 409,
+    BudgetReached: 429,
+}
 """Refusals that are no 400."""
 
 
@@ -96,7 +102,10 @@ def anthropic_handler(error: Exception, context: dict[str, object]) -> Response:
 def _refusal(error: Exception, context: dict[str, object]) -> Response:
     if isinstance(error, ServingRefused):
         status = STATUSES.get(type(error), 400)
-        return Response(openai_body(status, str(error), param=error.param, code=error.code), status=status)
+        wait_s = getattr(error, "retry_after_s", None)
+        headers = {} if wait_s is None else {"Retry-After": str(wait_s)}
+        body = openai_body(status, str(error), param=error.param, code=error.code)
+        return Response(body, status=status, headers=headers)
     if isinstance(error, NobodyAnswers) and error.malformed:
         return Response(openai_body(502, str(error), code="bad_upstream_answer"), status=502)
     if isinstance(error, (NobodyAnswers, RecordingImpossible)):
@@ -440,11 +449,7 @@ class Decide(ApiView):
         if order.id is not None and (before := decision_get(order.id)) is not None:
             _check_request(agent, order)
             if before.agent != order.agent or _order_of(before) not in (None, order_hash(order)):
-                raise RequestRefused(
-                    f"the id {order.id} was used before with a different body; send a new id",
-                    code="conflict",
-                    fields={"id": "already used for another write"},
-                )
+                raise _id_reused(order.id)
             masker = masker_of(order.agent)
             order_masked(order, masker)  # it knows the words then
             for name in (*DECISION_TEXTS, "metadata"):
@@ -454,6 +459,10 @@ class Decide(ApiView):
             return Response(DecisionMade.of(before, action=action, stored=True, recorded=True, **links))
         try:
             decision = decide(order)
+        except KeyReused as refusal:
+            raise _id_reused(order.id) from refusal
+        except InProgress as refusal:
+            raise DecisionPending(str(refusal)) from refusal
         except ServingRefused as refusal:
             raise _decide_refusal(refusal) from refusal
         except (NobodyAnswers, RecordingImpossible) as error:
@@ -474,6 +483,14 @@ def _check_request(agent: Agent, order: DecideOrder) -> None:
         order_checked(agent, order)
     except ServingRefused as refusal:
         raise _decide_refusal(refusal) from refusal
+
+
+def _id_reused(id: uuid.UUID | None) -> RequestRefused:
+    return RequestRefused(
+        f"the id {id} was used before with a different body; send a new id",
+        code="conflict",
+        fields={"id": "already used for another write"},
+    )
 
 
 def _decide_refusal(refusal: ServingRefused) -> RequestRefused:

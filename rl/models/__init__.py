@@ -1,5 +1,6 @@
 """Tables of rl: snapshots, runs and their metrics, evaluations, policies and their history."""
 
+from rl.models.claims import AnswerClaim as AnswerClaim
 from rl.models.experiments import Arm as Arm
 from rl.models.experiments import Experiment as Experiment
 from rl.models.experiments import ExperimentEvent as ExperimentEvent

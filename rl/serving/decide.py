@@ -25,9 +25,10 @@ from rl.serving import fallback
 from rl.serving.assembly import answer_of
 from rl.serving.base import Answer, Ask, BackendUnable, ServingRefused
 from rl.serving.chat_request import check_metadata, read_messages
+from rl.serving.claims import claimed
 from rl.serving.decision_facts import answer_storable, facts_of, propensity_of
 from rl.serving.fallback import ServedAnswer
-from rl.serving.gateway import after_answer, before_answer, recorder, refuses
+from rl.serving.gateway import after_answer, before_answer, outage, recorder, refuses
 from rl.serving.linear import LINEAR, choose, listed_answers
 from rl.serving.routing import Target, serving_settings, target_of
 
@@ -65,7 +66,18 @@ class RecordedChoice:
 
 
 def decide(order: DecideOrder) -> RecordedChoice:
-    """Assign, answer, record. Raises ServingRefused (a fault of the order), NobodyAnswers, RecordingImpossible."""
+    """Assign, answer, record.
+
+    Raises ServingRefused (a fault of the order, or KeyReused or InProgress for its id), NobodyAnswers,
+    RecordingImpossible.
+    """
+    with claimed(order.id, order_hash(order), outage) as claim:
+        made = _decided(order)
+        claim.kept = made.recorded
+    return made
+
+
+def _decided(order: DecideOrder) -> RecordedChoice:
     target = target_of(order.agent, order.unit, order.caller)
     before_answer(recorder)
     masker = masker_of(target.agent)

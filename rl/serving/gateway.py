@@ -24,8 +24,9 @@ from rl.agents import get_agent
 from rl.models.agent_definitions import agent_served
 from rl.serving import fallback, metrics
 from rl.serving.assembly import Restorer, answer_of, delta_indexed
-from rl.serving.base import Answer, Ask, BackendFailed, Completion, Extras, Piece, ServingRefused, text_length
+from rl.serving.base import Answer, Ask, BackendFailed, Completion, Extras, Piece, text_length
 from rl.serving.chat_request import ChatRequest
+from rl.serving.claims import Claim, KeyReused, claimed
 from rl.serving.decision_facts import (
     answer_storable,
     facts_of,
@@ -139,17 +140,6 @@ def after_answer(recorder: Recorder, storage: Storage) -> bool:
     return False
 
 
-class KeyReused(ServingRefused):
-    """An Idempotency-Key or X-Ratchet-Decision that was sent before with another request."""
-
-    def __init__(self, decision: uuid.UUID) -> None:
-        super().__init__(
-            f"decision {decision} answered another request: send a new Idempotency-Key or X-Ratchet-Decision "
-            "with a new request, or the same body with the same one",
-            code="idempotency_key_reused",
-        )
-
-
 def complete(request: ChatRequest, *, id: uuid.UUID | None = None, retried: bool = False) -> Completion:
     """Answer a request and record the decision. As `completion_stream`, of which this is the last item."""
     *_, made = completion_stream(request, id=id, retried=retried)
@@ -170,7 +160,8 @@ def completion_stream(
     or the backend breaks off (then BackendFailed is raised); what was given until then is what is recorded. A stream
     that cannot be recorded ends with `recorded` false: words that were given cannot be refused.
 
-    Raises ServingRefused (KeyReused where the key came with another request), NobodyAnswers, RecordingImpossible.
+    Raises ServingRefused (KeyReused where the id came with another request, InProgress where this one is being
+    answered), NobodyAnswers, RecordingImpossible.
     """
     target = target_of(request.model, request.unit, request.caller)
     masker = masker_of(target.agent)
@@ -181,6 +172,14 @@ def completion_stream(
         yield from _pieces_again(earlier)
         yield earlier
         return
+    with claimed(id, request.body_hash, outage) as claim:
+        yield from _answered(request, target, masker, id, claim)
+
+
+def _answered(
+    request: ChatRequest, target: Target, masker: Masker, id: uuid.UUID | None, claim: Claim
+) -> Iterator[Completion | Piece]:
+    """The items of `completion_stream` for a request that was not answered before."""
     recordable = before_answer(recorder)
     target, ask, served = fallback.routed(target, partial(ask_of, request))
     begun = Completion(
@@ -201,6 +200,7 @@ def completion_stream(
             if piece.end:
                 made = begun  # whatever comes of recording it, it is not tried twice
                 made = _recorded(begun, request, target, served, ask, given)
+                claim.kept = made.recorded
             yield from restorer.pieces(piece)
         if made is not None:
             yield _restored(made, masker)
@@ -211,7 +211,7 @@ def completion_stream(
         if close := getattr(served.result, "close", None):
             close()
         if made is None:
-            _recorded(begun, request, target, served, ask, given, error)
+            claim.kept = _recorded(begun, request, target, served, ask, given, error).recorded
 
 
 def _recorded(
