@@ -9,6 +9,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from backend.notifications import notify
+from feedback.transfer.telemetry import spans_expire
 from rl import tracking
 from rl.datasets.reward_records import rewards_calculate
 from rl.evaluation.judging import round_opened
@@ -99,10 +100,11 @@ def shadow_answer(experiment_id: int, lease: str) -> str:
 
 
 def tick() -> list[str]:
-    """Scheduled check: see `rl.online.learner.tick`. What is new goes to MLflow; claims that ended go away."""
+    """Scheduled check: see `rl.online.learner.tick`. What is new goes to MLflow; what waited long enough goes away."""
     done = learner.tick()
     tracking.sync_quietly()
     claims_expire()
+    spans_expire()
     return done
 
 

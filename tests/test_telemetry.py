@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsServiceRequest,
     ExportLogsServiceResponse,
@@ -20,7 +21,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from backend import limits
 from feedback.erasure.service import unit_forget
 from feedback.explorer.listing import timeline_of
-from feedback.models import AgentSettings, Decision, Outcome, Rating, Trace
+from feedback.models import AgentSettings, CallSpan, Decision, Outcome, Rating, Trace
+from feedback.storage.factories import decision_build
+from feedback.storage.facts import DECISION
+from feedback.transfer import telemetry
+from feedback.transfer.telemetry import spans_expire
 from tests.support.api_client import ApiClient
 from tests.support.imports import file_import
 
@@ -229,6 +234,44 @@ def test_messages_as_log_events_of_one_span(app: ApiClient) -> None:
     row = Decision.objects.get()
     assert [turn["role"] for turn in row.messages] == ["system", "user", "assistant", "tool"]
     assert (row.messages[3]["tool_call_id"], row.response) == ("call-1", "In Kassel.")
+
+
+@pytest.mark.parametrize("first", ["logs", "span"])
+def test_log_events_take_the_model_from_their_span(app: ApiClient, first: str) -> None:
+    silent = {name: value for name, value in CHAT.items() if not name.endswith(".messages")}
+    silent |= {"gen_ai.response.model": "shop-a-2025", "gen_ai.usage.output_tokens": 3}
+    requests = [
+        logs(
+            ("gen_ai.user.message", {"content": "Hi"}, {}),
+            ("gen_ai.choice", {"message": {"content": "Yes."}}, {}),
+        ),
+        spans(silent),
+    ]
+    for request in requests if first == "logs" else reversed(requests):
+        export(app, request)
+    row = Decision.objects.get()
+    assert (row.policy, row.tokens_in, row.tokens_out, row.response) == ("shop-a-2025", 12, 3, "Yes.")
+    assert row.latency_ms is not None
+    for request in requests:  # sent again, as exporters do
+        export(app, request)
+    assert Decision.objects.get().policy == "shop-a-2025"
+    # what is exported of it is known when it comes back
+    again = decision_build(id=row.pk, created_at=row.created_at, reserved=True, **DECISION.read(row))
+    assert again.body_hash == row.body_hash
+
+
+def test_a_span_waits_an_hour_for_its_log_events(app: ApiClient) -> None:
+    export(app, spans({"gen_ai.operation.name": "chat", "gen_ai.request.model": "shop-a"}))
+    spans_expire()
+    assert CallSpan.objects.count() == 1
+    CallSpan.objects.update(at=timezone.now() - telemetry.WAIT)
+    spans_expire()
+    assert CallSpan.objects.count() == 0
+
+
+def test_spans_with_messages_or_of_tools_wait_for_nothing(app: ApiClient) -> None:
+    export(app, spans(dict(CHAT), {"gen_ai.operation.name": "execute_tool"}))
+    assert CallSpan.objects.count() == 0
 
 
 def test_the_details_of_an_operation_and_its_span_are_one_decision(app: ApiClient) -> None:

@@ -23,3 +23,4 @@ from feedback.models.imports import Tombstone as Tombstone
 from feedback.models.imports import Withdrawal as Withdrawal
 from feedback.models.masks import MaskError as MaskError
 from feedback.models.masks import masks_read as masks_read
+from feedback.models.spans import CallSpan as CallSpan

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from uuid import uuid5
+from datetime import timedelta
+from uuid import UUID, uuid5
 
-from feedback.models import Decision, Trace
+from django.utils import timezone
+
+from feedback.models import CallSpan, Decision, Trace
 from feedback.recording.ingest import MAX_BULK, IngestResult, decisions_ingest, trace_build
 from feedback.services import row_write
+from feedback.storage.factories import body_hash
 from feedback.storage.facts import DECISION, TRACE
 from feedback.storage.responses import completion_stored
 from feedback.storage.sampling import is_collected
+from feedback.storage.sql import rows_in
 from feedback.storage.validation import FeedbackConflict, FeedbackRefused
 from feedback.transfer.formats.base import refers
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.files import Tally
-from feedback.transfer.formats.otlp import NAMESPACE, OTLP, otlp_records
+from feedback.transfer.formats.otlp import NAMESPACE, OTLP, otlp_records, silent_calls
 from feedback.transfer.formats.records import ImportedDecision, ImportedTrace, Record, RowRefused
 from feedback.transfer.import_ import records_write
 from feedback.transfer.import_plans import DEFAULT_AGENT, Origin
 
 REASONS = 5
 """Reasons named in an answer; the other refusals are counted."""
+
+
+WAIT = timedelta(hours=1)
+"""Time that a span without messages waits for its log events."""
 
 
 @dataclass
@@ -64,6 +73,7 @@ def export_store(row: JsonObject) -> Exported:
     _traces_store(traces, decisions, done)
     _decisions_store(decisions, done)
     _decisions_link(decisions, traces)
+    _calls_complete(silent_calls(row), decisions)
     _feedback_store(list(filter(refers, records)), done)
     return done
 
@@ -91,6 +101,30 @@ def _decisions_link(decisions: Sequence[ImportedDecision], traces: Sequence[Impo
     pieces = {(trace.agent, trace.run_id): trace for trace in stored}
     for (agent, run_id), trace in pieces.items():
         Decision.objects.filter(agent=agent, run_id=run_id, trace=None).update(trace=trace)
+
+
+def _calls_complete(
+    spans: Mapping[UUID, Mapping[str, object]], decisions: Sequence[ImportedDecision]
+) -> None:
+    """Give decisions made from log events the model, tokens and latency of their spans, whichever came first."""
+    with_messages = {one.id for one in decisions}
+    kept = [CallSpan(pk=pk, facts=facts) for pk, facts in spans.items() if facts and pk not in with_messages]
+    CallSpan.objects.bulk_create(kept, ignore_conflicts=True)
+    # both are written before either is read: of two requests at once, the later one finds the other's
+    unnamed = [one.id for one in decisions if one.id and not one.policy]
+    ids = {row.pk for row in kept} | set(unnamed)
+    found = CallSpan.objects.in_bulk(ids) if ids else {}
+    for row in rows_in(Decision.objects.filter(policy="", source=OTLP.name), "id", found) if found else ():
+        told = found[row.pk].facts
+        new = {name: value for name, value in told.items() if getattr(row, name) in (None, "")}
+        if "policy" in new:
+            values = DECISION.hash_values(DECISION.read(row) | new) | {"messages": row.prompt_hash}
+            Decision.objects.filter(pk=row.pk, policy="").update(**new, body_hash=body_hash(values))
+
+
+def spans_expire() -> None:
+    """Forget spans whose log events did not come."""
+    CallSpan.objects.filter(at__lt=timezone.now() - WAIT).delete()
 
 
 def _decisions_store(decisions: Sequence[ImportedDecision], done: Exported) -> None:

@@ -23,7 +23,7 @@ from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import Format, attempt, decisions_first
 from feedback.transfer.formats.calls import json_value, text_or_empty
 from feedback.transfer.formats.cells import JsonObject
-from feedback.transfer.formats.declared import Call, Scores, at, slug
+from feedback.transfer.formats.declared import Call, Scores, at, facts_at, slug
 from feedback.transfer.formats.records import (
     ImportedDecision,
     ImportedTrace,
@@ -249,6 +249,26 @@ def _times(span: JsonObject) -> tuple[float | None, float | None]:
     if started is None or ended is None:
         return started, None
     return started, max(round((ended - started) * 1000, 3), 0.0)
+
+
+def silent_calls(row: JsonObject) -> dict[uuid.UUID, dict[str, object]]:
+    """Of an export request the model calls whose spans hold no messages: id of the decision -> its other facts.
+
+    The messages may come as log events, which name no model.
+    """
+    found: dict[uuid.UUID, dict[str, object]] = {}
+    for _, span in _items(row, "resourceSpans", "scopeSpans", "spans"):
+        try:
+            attributes, decision = _attributes(span.get("attributes")), _decision_id(*_ids(span))
+            operation = attributes.get("gen_ai.operation.name")
+            if decision is None or not operation or operation in PROMPTLESS_OPERATIONS:
+                continue
+            named = {name: _otlp_call.fields[name] for name in ("policy", "tokens_in", "tokens_out")}
+            facts = {**facts_at(attributes, named), "latency_ms": _times(span)[1]}
+        except (RowError, RecursionError):
+            continue  # refused where its decision is read
+        found[decision] = {name: value for name, value in facts.items() if value not in (None, "")}
+    return found
 
 
 def _content(attributes: Mapping[str, object], prompt: object, answers: object) -> tuple[object, object]:
