@@ -60,21 +60,21 @@ def claimed(decision: uuid.UUID | None, request: str, outage: OutageLog) -> Iter
     writes nothing is held.
     """
     claim, attempt = Claim(), uuid.uuid4()
-    held = False
+    held: uuid.UUID | None = None
     if decision is not None:
         try:
             _take(decision, request, attempt)
-            held = True
+            held = decision
         except DatabaseError as error:
             outage.report("a request is answered without a claim on its id", error)
     try:
         yield claim
     finally:
-        if held and not claim.kept:
+        if held is not None and not claim.kept:
             try:
-                AnswerClaim.objects.filter(pk=decision, attempt=attempt).delete()
+                AnswerClaim.objects.filter(pk=held, attempt=attempt).delete()
             except DatabaseError as error:
-                outage.report(f"decision {decision} cannot be tried again before its claim ends", error)
+                outage.report(f"decision {held} cannot be tried again before its claim ends", error)
 
 
 def claims_expire() -> None:
