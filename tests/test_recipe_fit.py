@@ -120,7 +120,11 @@ def test_training_ends_at_its_deadline_with_the_weights_it_has(base: str, tmp_pa
 def test_memory_of_a_warm_up_counts_the_base_that_it_trains() -> None:
     weights = [
         memory_of(
-            SIZES["0.5B"], RECIPES["kto"]["cpu"].with_knobs(warm_up_steps=steps), size=4, kept=0
+            SIZES["0.5B"],
+            RECIPES["kto"]["cpu"].with_knobs(warm_up_steps=steps),
+            number=4,
+            four_bit=False,
+            kept=0,
         ).weights
         for steps in (0, 24)
     ]

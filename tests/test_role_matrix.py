@@ -174,8 +174,8 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def test_endpoints(record_property: Callable[[str, object], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any method, by keys of each scope, by one that was revoked, by nobody and by a publishable key of one agent, which
-    rates from its own site alone; `test_api_access` has the methods that there are."""
+    """Any method, by keys of each scope, by one that was revoked, by nobody and by a publishable key of one agent,
+    which rates from its own site alone; `test_api_access` has the methods that there are."""
     rates = dict.fromkeys(api_settings.DEFAULT_THROTTLE_RATES, "1000000/s")
     monkeypatch.setattr(api_settings, "DEFAULT_THROTTLE_RATES", rates)
     keys = {scope: key_create(scope, [scope])[1] for scope in SCOPES}

@@ -31,7 +31,6 @@ from rl.recipes.base import AnswerRecipe, BasicRecipe
 from rl.recipes.fit import (
     FLOAT32_BYTES,
     MINUTES,
-    NF4_BYTES,
     SMALL,
     MinutesFit,
     ModelShape,
@@ -74,7 +73,8 @@ def memory_at_most(base_model: str, recipe: Recipe, sides: int) -> MemoryEstimat
     memory = memory_of(
         shape,
         recipe,
-        size=NF4_BYTES if recipe.quantization == "4bit" else FLOAT32_BYTES,
+        number=FLOAT32_BYTES,
+        four_bit=recipe.quantization == "4bit",
         kept=kept_at_most(shape, recipe, responses, FLOAT32_BYTES, sparing=recipe.gradient_checkpointing),
     )
     tokens = f"{responses * recipe.max_length:,} tokens"

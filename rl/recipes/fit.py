@@ -172,8 +172,11 @@ def _passes(recipe: Recipe, steps: int, one_pass: int) -> Recipe:
 
 GB = 1e9
 
-NF4_BYTES = 0.65
-"""A weight in NF4 with double quantisation takes 4.127 bits (Dettmers et al. 2023); embeddings stay as they are."""
+NF4_BYTES = 4.127 / 8
+"""Bytes of a weight in NF4 with double quantisation (Dettmers et al. 2023)."""
+
+HALF_BYTES = 2
+"""Bytes of a weight of the embedding and the head, which stay as they are beside weights in NF4."""
 
 FLOAT32_BYTES = 4
 """Bytes of a number on a CPU; on an accelerator it is half of that, so an estimate with it is an upper bound."""
@@ -192,6 +195,15 @@ class ModelShape:
     middle: int
     """Width within an MLP."""
     vocabulary: int = 0
+    tied: bool = False
+    """True if the head is the embedding."""
+
+    def weight_bytes(self, number: float, *, four_bit: bool) -> float:
+        """Bytes of the frozen weights, with `number` bytes each or in NF4."""
+        if not four_bit:
+            return self.parameters * number
+        whole = self.vocabulary * self.hidden_size * (1 if self.tied else 2)
+        return (self.parameters - whole) * NF4_BYTES + whole * HALF_BYTES
 
     @classmethod
     def of(cls, config: Mapping[str, Any], parameters: int) -> Self:
@@ -204,6 +216,7 @@ class ModelShape:
             layers=int(text.get("num_hidden_layers") or text["n_layer"]),
             middle=int(text.get("intermediate_size") or text.get("ffn_dim") or 4 * hidden),
             vocabulary=int(text["vocab_size"]),
+            tied=bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", True))),
         )
 
 
@@ -233,16 +246,17 @@ def memory_of(
     shape: ModelShape,
     recipe: Recipe,
     *,
-    size: float,
+    number: float,
+    four_bit: bool,
     kept: float,
     process: float = PROCESS_GB * GB,
 ) -> Memory:
-    """Memory of a training: `size` is the bytes of a frozen weight.
+    """Memory of a training: `number` is the bytes of a frozen weight that is not in 4 bits.
 
     A warm-up is trained on a base of its own.
     """
     bases = 2 if getattr(recipe, "warm_up_steps", 0) else 1
-    weights = bases * shape.parameters * size
+    weights = bases * shape.weight_bytes(number, four_bit=four_bit)
     return Memory(weights, trained_bytes(shape, recipe), kept, process)
 
 
@@ -274,9 +288,9 @@ def kept_at_most(shape: ModelShape, recipe: Recipe, responses: int, size: float,
 
 
 SIZES = {
-    "0.5B": ModelShape(494_000_000, 896, 24, 4864, 151_936),
-    "1.5B": ModelShape(1_544_000_000, 1536, 28, 8960, 151_936),
-    "3B": ModelShape(3_086_000_000, 2048, 36, 11_008, 151_936),
+    "0.5B": ModelShape(494_000_000, 896, 24, 4864, 151_936, tied=True),
+    "1.5B": ModelShape(1_544_000_000, 1536, 28, 8960, 151_936, tied=True),
+    "3B": ModelShape(3_086_000_000, 2048, 36, 11_008, 151_936, tied=True),
     "7B": ModelShape(7_616_000_000, 3584, 28, 18_944, 152_064),
     "8B": ModelShape(8_030_000_000, 4096, 32, 14_336, 128_256),
 }
@@ -307,7 +321,7 @@ def sizes_that_fit(
     for size, shape in SIZES.items():
         kept = kept_at_most(shape, recipe, 2, number, sparing=True)
         for quantization in ("none", *(["4bit"] if supports_4bit else [])):
-            weight = NF4_BYTES if quantization == "4bit" else number
-            gb = round(memory_of(shape, recipe, size=weight, kept=kept).gb, 1)
+            memory = memory_of(shape, recipe, number=number, four_bit=quantization == "4bit", kept=kept)
+            gb = round(memory.gb, 1)
             found.append(Fit(size, quantization, gb, gb <= 0.9 * memory_gb))
     return found

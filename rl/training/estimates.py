@@ -13,7 +13,7 @@ from rl.agents.base import Row
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.recipes import DPORecipe, GRPORecipe, KTORecipe, PPORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.recipes.base import AnswerRecipe, SampledRecipe
-from rl.recipes.fit import GB, NF4_BYTES, Memory, ModelShape, Speed, memory_of
+from rl.recipes.fit import GB, Memory, ModelShape, Speed, memory_of
 from rl.rewards.catalogue import reward_models_named
 from rl.training.adapter_trainer import evaluation_interval, stops_early
 from rl.training.chat_template import prompt_messages
@@ -258,7 +258,8 @@ def memory_measured(
     return memory_of(
         shape,
         recipe,
-        size=NF4_BYTES if four_bit else 4 if hardware.dtype == "float32" else 2,
+        number=4 if hardware.dtype == "float32" else 2,
+        four_bit=four_bit,
         kept=kept,
         process=(process + kernels) * GB,
     )
