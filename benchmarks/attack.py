@@ -161,7 +161,9 @@ def areas(options: argparse.Namespace) -> dict[str, tuple[str, list[Step]]]:
             "full and read-only disks, with the database there, away, and on them",
             [
                 Tests(("tests/test_disk.py", f"{attacks}/test_small_disk_commands.py")),
-                Tests(("tests/test_export.py",), only="full_disk or too_little_space or failure or below_a_file"),
+                Tests(
+                    ("tests/test_export.py",), only="full_disk or too_little_space or failure or below_a_file"
+                ),
             ],
         ),
         "budgets": ("each limit at its number and one above", [Tests(("tests/test_limits.py",))]),
