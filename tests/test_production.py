@@ -283,7 +283,7 @@ def test_behind_a_pool_of_transactions_readers_of_many_rows_answer(postgres_url:
                     server.address + path, headers={"Authorization": f"Bearer {key}"}
                 )
                 try:
-                    return int(urllib.request.urlopen(request, timeout=30).status)
+                    return int(urllib.request.urlopen(request, timeout=120).status)
                 except urllib.error.HTTPError as error:
                     return error.code
 
