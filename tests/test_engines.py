@@ -23,6 +23,7 @@ import httpx
 import pytest
 import torch
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.test import Client
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -420,6 +421,19 @@ def test_other_servers_and_bases_get_no_adapters(
     assert set(vllm.adapters) == {"widgets-v1"}
 
 
+def test_who_promotes_is_told_to_start_llama_server_again(
+    made: Callable[[str], EngineStub], ratchet_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama = made("llamacpp")
+    policy = trained(ratchet_home, 1)
+    path = f"exports/{policy.name}/{policy.name}-LoRA.gguf"
+    Artifact.objects.create(policy=policy, format="gguf-lora", path=path, bytes=1, sha256="0")
+    call_command("policy", "promote", policy.name, force=True, reason="test")
+    printed = capsys.readouterr().out
+    assert f"{llama.name} does not answer with it: llama-server reads adapters at its start only" in printed
+    assert f"--lora {ratchet_home}/{path}" in printed
+
+
 def test_llama_server_answers_with_the_adapters_of_its_start(
     made: Callable[[str], EngineStub], ratchet_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,6 +451,7 @@ def test_llama_server_answers_with_the_adapters_of_its_start(
         files.append(path)
     publication.reconcile()
     assert f"--lora {ratchet_home}/{files[0]}" in row_of(first).fault
+    assert Client().get("/readyz").json()["adapters"] == "missing"
 
     llama.files = ["/mnt/other.gguf", f"/mnt/ratchet/{files[0]}"]
     with pytest.raises(NobodyAnswers):
@@ -445,6 +460,7 @@ def test_llama_server_answers_with_the_adapters_of_its_start(
     forget_all()
     assert answered() == ("widgets-v1", llama.files[1])
     assert answered("widgets:base") == ("base", "base")
+    assert "adapters" not in Client().get("/readyz").json()
 
     second = promote(Policy.objects.get(name="widgets-v2"))
     assert answered()[0] == "widgets-v1"

@@ -26,6 +26,7 @@ from rl.models import Policy, TrainingRun
 from rl.serving import metrics
 from rl.serving.base import BASE, BackendFailed, Model
 from rl.serving.endpoint import EndpointBackend
+from rl.serving.engines import adapters_here
 from rl.serving.fallback import backends, upstream_backend
 from rl.serving.files import endpoint_of, files_of, policies_ready
 from rl.serving.gateway import recorder, refuses
@@ -45,7 +46,8 @@ def readyz(request: HttpRequest) -> HttpResponse:
     """State of each part; 503 where one is missing that answers depend on. Open to everyone: it names parts alone.
 
     A disk that is full or read-only makes it `degraded`: answers are given all the same, unless
-    GATEWAY_WITHOUT_RECORDING is `refuse` and the database takes no decision either.
+    GATEWAY_WITHOUT_RECORDING is `refuse` and the database takes no decision either. So does a server that lacks a
+    champion's adapter: others answer.
     """
     database = _database()
     parts = {
@@ -57,12 +59,19 @@ def readyz(request: HttpRequest) -> HttpResponse:
     if artifacts.store() is not None:
         parts["files"] = "ok" if database and policies_ready() else "away"
     disks = {"data": _disks(_data_folders()), "spool": _disks([recorder.outbox.folder])}
+    disks |= {"adapters": "missing"} if database and _adapters_missing() else {}
     ready = all(state == "ok" for state in parts.values()) and (recorder.recordable() or not refuses())
     status = "not ready" if not ready else "ready" if set(disks.values()) == {"ok"} else "degraded"
     body = {"status": status, **parts, **disks}
     response = JsonResponse(body, status=200 if ready else 503, headers={} if ready else {"Retry-After": "5"})
     response._has_been_logged = True  # type: ignore[attr-defined]  # or Django adds a line for each probe
     return response
+
+
+def _adapters_missing() -> bool:
+    """True if a server of LOCAL_BACKENDS does not answer with a champion's adapter: `doctor` says what to do."""
+    champions = Policy.objects.filter(stage=Policy.Stage.CHAMPION).values("name")
+    return adapters_here().exclude(fault="").filter(policy__in=champions).exists()
 
 
 def _data_folders() -> list[Path]:

@@ -20,6 +20,7 @@ from rl.registry.comparisons import policy_diff
 from rl.registry.incumbents import incumbent_sync
 from rl.registry.integrity import base_fault_of, verify
 from rl.selectors import policy_overview
+from rl.serving.engines import adapters_here
 
 
 class Options(CommandOptions):
@@ -100,6 +101,8 @@ class Command(RatchetCommand[Options, Result]):
                 moved = registry.policy_promote(
                     policy, options.to, actor=actor, reason=options.reason, force=options.force
                 )
+            rows = adapters_here().filter(policy=moved.name)
+            return _policy_summary(moved) | {"engines": {row.engine: row.fault or "answers" for row in rows}}
         elif action == "reject":
             moved = registry.policy_reject(policy, actor=actor, reason=options.reason)
         else:
@@ -129,6 +132,9 @@ class Command(RatchetCommand[Options, Result]):
             self.stdout.write(f"{row['name']:<30} {row['stage']:<10} {row['kind']:<8} {figure}")
         for line in verdict_lines(result.pop("why")) if "why" in result else ():
             self.stdout.write(line)
+        for engine, state in result.pop("engines", {}).items():
+            said = "answers with this adapter" if state == "answers" else f"does not answer with it: {state}"
+            self.stdout.write(f"{engine} {said}")
         for name, value in result.items():
             if name != "policies":
                 self.stdout.write(f"{name}: {value}")
