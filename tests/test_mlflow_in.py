@@ -192,7 +192,7 @@ def test_an_interrupted_import_goes_on_and_an_undone_one_comes_again(
         return write(records, *rest)
 
     monkeypatch.setattr(mlflow_in, "records_write", fails_at_the_second)
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(CommandError, match="killed"):
         call_command("import_mlflow", "stopped")
     assert (Decision.objects.count(), ImportBatch.objects.count()) == (3, 1)
     assert counts(imported(capsys, "stopped")) == (2, 0, 0, 0)
