@@ -101,8 +101,10 @@ class Command(RatchetCommand[Options, Result]):
                 moved = registry.policy_promote(
                     policy, options.to, actor=actor, reason=options.reason, force=options.force
                 )
-            rows = adapters_here().filter(policy=moved.name)
-            return _policy_summary(moved) | {"engines": {row.engine: row.fault or "answers" for row in rows}}
+            adapters = adapters_here().filter(policy=moved.name)
+            return _policy_summary(moved) | {
+                "engines": {one.engine: one.fault or "answers" for one in adapters}
+            }
         elif action == "reject":
             moved = registry.policy_reject(policy, actor=actor, reason=options.reason)
         else:
