@@ -260,6 +260,55 @@ def test_log_events_take_the_model_from_their_span(app: ApiClient, first: str) -
     assert again.body_hash == row.body_hash
 
 
+@pytest.mark.parametrize("cut", [1, 2])
+def test_log_events_of_a_call_may_come_in_several_requests(app: ApiClient, cut: int) -> None:
+    """An app exports each second, and an answer may take longer."""
+    events = [
+        ("gen_ai.system.message", {"content": "Be brief."}, {}),
+        ("gen_ai.user.message", {"content": "Where is it?"}, {}),
+        ("gen_ai.choice", {"message": {"content": "In Kassel."}}, {}),
+    ]
+    requests = [logs(*events[:cut]), logs(*events[cut:])]
+    for request in [requests[0], *requests]:  # the first one sent again, as exporters do
+        assert taken(export(app, request)).rejected_log_records == 0
+    row = Decision.objects.get()
+    assert ([turn["role"] for turn in row.messages], row.response) == (["system", "user"], "In Kassel.")
+    assert CallSpan.objects.get().events == []
+    for request in requests:
+        export(app, request)
+    assert Decision.objects.get().response == "In Kassel."
+
+
+def test_log_events_wait_beside_their_span(app: ApiClient) -> None:
+    silent = {name: value for name, value in CHAT.items() if not name.endswith(".messages")}
+    export(app, logs(("gen_ai.user.message", {"content": "Hi"}, {})))
+    export(app, spans(silent | {"gen_ai.response.model": "shop-a-2025"}))
+    export(app, logs(("gen_ai.choice", {"message": {"content": "Yes."}}, {})))
+    row = Decision.objects.get()
+    assert (row.messages[0]["content"], row.response, row.policy) == ("Hi", "Yes.", "shop-a-2025")
+
+
+def test_waiting_log_events_are_masked_and_erased(app: ApiClient) -> None:
+    AgentSettings.objects.create(
+        agent="support-bot", masks=[{"name": "email", "pattern": r"[a-z.]+@[a-z.]+"}]
+    )
+    words = "the parcel of Ms Harriet Vane is late"
+    export(app, logs(("gen_ai.user.message", {"content": f"{words}: harriet@vane.example"}, {}), span=2))
+    waiting = json.dumps(CallSpan.objects.get().events)
+    assert "vane.example" not in waiting
+    assert words in waiting
+    said = [{"role": "user", "parts": [{"type": "text", "content": words}]}]
+    export(app, spans(CHAT | {"gen_ai.input.messages": json.dumps(said)}))
+    unit_forget("conv-1")
+    assert words not in json.dumps(CallSpan.objects.get().events)
+
+
+def test_log_events_of_a_decision_that_is_not_collected_do_not_wait(app: ApiClient) -> None:
+    AgentSettings.objects.create(agent="support-bot", collection_rate=0.0)
+    export(app, logs(("gen_ai.user.message", {"content": "Hi"}, {})))
+    assert not CallSpan.objects.exists()
+
+
 def test_a_span_waits_an_hour_for_its_log_events(app: ApiClient) -> None:
     export(app, spans({"gen_ai.operation.name": "chat", "gen_ai.request.model": "shop-a"}))
     spans_expire()

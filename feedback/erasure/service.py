@@ -207,6 +207,7 @@ logger = logging.getLogger("feedback.erasure.service")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "feedback.ImportBatch": ("notes", "skipped_because", "options", "undone"),
     "feedback.Withdrawal": ("selection", "reason"),
+    "feedback.CallSpan": ("events",),
     "admin.LogEntry": ("object_repr", "change_message"),
 }
 """Model -> columns that may quote a decision; FEEDBACK_ERASURE erases further ones."""

@@ -15,7 +15,8 @@ class Migration(migrations.Migration):
             name='CallSpan',
             fields=[
                 ('id', models.UUIDField(editable=False, help_text="Id of the call's decision", primary_key=True, serialize=False)),
-                ('facts', models.JSONField(help_text='policy, tokens_in, tokens_out, latency_ms')),
+                ('facts', models.JSONField(default=dict, help_text='Of a span without messages: policy, tokens_in, tokens_out, latency_ms')),
+                ('events', models.JSONField(default=list, help_text="Log events with a part of the call's messages, as `resourceLogs`; masked")),
                 ('at', models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
             ],
             options={

@@ -1,4 +1,4 @@
-"""Spans of model calls whose messages come apart from them."""
+"""Parts of model calls that come in several export requests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from django.utils import timezone
 
 
 class CallSpan(models.Model):
-    """Facts of a model call's span without messages, kept for a while: its log events may come later."""
+    """What came of a model call whose other parts may come later; kept for a while."""
 
     id = models.UUIDField(primary_key=True, editable=False, help_text="Id of the call's decision")
-    facts = models.JSONField(help_text="policy, tokens_in, tokens_out, latency_ms")
+    facts = models.JSONField(
+        default=dict, help_text="Of a span without messages: policy, tokens_in, tokens_out, latency_ms"
+    )
+    events = models.JSONField(
+        default=list, help_text="Log events with a part of the call's messages, as `resourceLogs`; masked"
+    )
     at = models.DateTimeField(default=timezone.now, db_index=True)
 
     class Meta:

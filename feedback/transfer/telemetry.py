@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from uuid import UUID, uuid5
 
+from django.db import DataError, transaction
 from django.utils import timezone
 
 from feedback.models import CallSpan, Decision, Trace
@@ -14,14 +15,16 @@ from feedback.recording.ingest import MAX_BULK, IngestResult, decisions_ingest, 
 from feedback.services import row_write
 from feedback.storage.factories import body_hash
 from feedback.storage.facts import DECISION, TRACE
+from feedback.storage.masking import masker_of
 from feedback.storage.responses import completion_stored
 from feedback.storage.sampling import is_collected
 from feedback.storage.sql import rows_in
 from feedback.storage.validation import FeedbackConflict, FeedbackRefused
 from feedback.transfer.formats.base import refers
 from feedback.transfer.formats.cells import JsonObject
+from feedback.transfer.formats.declared import slug
 from feedback.transfer.formats.files import Tally
-from feedback.transfer.formats.otlp import NAMESPACE, OTLP, otlp_records, silent_calls
+from feedback.transfer.formats.otlp import NAMESPACE, OTLP, call_events, otlp_records, silent_calls
 from feedback.transfer.formats.records import ImportedDecision, ImportedTrace, Record, RowRefused
 from feedback.transfer.import_ import records_write
 from feedback.transfer.import_plans import DEFAULT_AGENT, Origin
@@ -31,7 +34,7 @@ REASONS = 5
 
 
 WAIT = timedelta(hours=1)
-"""Time that a span without messages waits for its log events."""
+"""Time that a part of a model call waits for the others: a span without messages, log events of a prompt."""
 
 
 @dataclass
@@ -62,6 +65,7 @@ def export_store(row: JsonObject) -> Exported:
     Raises RowError for what is no export request.
     """
     done = Exported()
+    row, whole = _events_joined(row, done)
     records = list(otlp_records(row, 1))
     for record in records:
         if isinstance(record, RowRefused):
@@ -74,6 +78,7 @@ def export_store(row: JsonObject) -> Exported:
     _decisions_store(decisions, done)
     _decisions_link(decisions, traces)
     _calls_complete(silent_calls(row), decisions)
+    CallSpan.objects.filter(pk__in=whole).update(events=[])
     _feedback_store(list(filter(refers, records)), done)
     return done
 
@@ -109,7 +114,7 @@ def _calls_complete(
     """Give decisions made from log events the model, tokens and latency of their spans, whichever came first."""
     with_messages = {one.id for one in decisions}
     kept = [CallSpan(pk=pk, facts=facts) for pk, facts in spans.items() if facts and pk not in with_messages]
-    CallSpan.objects.bulk_create(kept, ignore_conflicts=True)
+    CallSpan.objects.bulk_create(kept, update_conflicts=True, unique_fields=["id"], update_fields=["facts"])
     # both are written before either is read: of two requests at once, the later one finds the other's
     unnamed = [one.id for one in decisions if one.id and not one.policy]
     ids = {row.pk for row in kept} | set(unnamed)
@@ -122,8 +127,47 @@ def _calls_complete(
             Decision.objects.filter(pk=row.pk, policy="").update(**new, body_hash=body_hash(values))
 
 
+def _events_joined(row: JsonObject, done: Exported) -> tuple[JsonObject, list[UUID]]:
+    """The request with the log events of its calls that came in earlier ones, and the calls that these made whole.
+
+    An app exports each second, and an answer may take longer: its event comes in another request than the prompt's.
+    Events that are no whole call yet wait for the others.
+    """
+    calls = call_events(row)
+    waiting = CallSpan.objects.in_bulk(calls) if calls else {}
+    earlier: list[object] = []
+    whole: list[UUID] = []
+    for pk, call in calls.items():
+        known = waiting[pk].events if pk in waiting else []
+        before = [event for part in known for event in part["scopeLogs"][0]["logRecords"]]
+        if not before and call.is_whole:
+            continue
+        agent = slug(call.agent) or DEFAULT_AGENT
+        if not is_collected(agent, pk):
+            continue
+        masker = masker_of(agent)
+        fresh = [{**event, **masker.masked(_said_in(event))} for event in call.events]
+        joined = replace(call, events=[*before, *(event for event in fresh if event not in before)])
+        if joined.is_whole:
+            earlier += known
+            whole.append(pk)
+            continue
+        try:
+            with transaction.atomic():
+                CallSpan.objects.update_or_create(pk=pk, defaults={"events": [joined.as_resource()]})
+        except DataError as error:
+            done.reject(str(pk), f"its log events cannot be kept until the others come: {error}")
+    joined_row = {**row, "resourceLogs": [*earlier, *row["resourceLogs"]]} if whole else row
+    return joined_row, whole
+
+
+def _said_in(event: JsonObject) -> dict[str, object]:
+    """The parts of a log event that hold texts of people and models."""
+    return {name: event[name] for name in ("body", "attributes") if name in event}
+
+
 def spans_expire() -> None:
-    """Forget spans whose log events did not come."""
+    """Forget parts of calls whose others did not come."""
     CallSpan.objects.filter(at__lt=timezone.now() - WAIT).delete()
 
 

@@ -271,6 +271,41 @@ def silent_calls(row: JsonObject) -> dict[uuid.UUID, dict[str, object]]:
     return found
 
 
+@dataclass(frozen=True)
+class CallEvents:
+    """Log events of an export request that hold messages of one model call."""
+
+    agent: str
+    """As the resource names it."""
+    events: Sequence[JsonObject]
+
+    @property
+    def is_whole(self) -> bool:
+        """True if a prompt and an answer are among them."""
+        return len({_event_name(event) == CHOICE for event in self.events}) == 2
+
+    def as_resource(self) -> JsonObject:
+        """A row of `resourceLogs`."""
+        return {
+            "resource": {"attributes": {"service.name": self.agent}},
+            "scopeLogs": [{"logRecords": list(self.events)}],
+        }
+
+
+def call_events(row: JsonObject) -> dict[uuid.UUID, CallEvents]:
+    """Of an export request the log events with messages, by the id of their decision."""
+    found: dict[uuid.UUID, CallEvents] = {}
+    for agent, event in _items(row, "resourceLogs", "scopeLogs", "logRecords"):
+        try:
+            name, decision = _event_name(event), _decision_id(*_ids(event))
+        except (RowError, RecursionError):
+            continue  # refused where its decision is read
+        if decision is not None and (name == CHOICE or _is_message(name)):
+            before = found.get(decision, CallEvents(agent, ()))
+            found[decision] = replace(before, events=[*before.events, event])
+    return found
+
+
 def _content(attributes: Mapping[str, object], prompt: object, answers: object) -> tuple[object, object]:
     """(request, answer) of a model call with the GenAI conventions. Raises RowError, RowLeftOut."""
     if not isinstance(answers, list) or not isinstance(prompt, list) or not answers:
