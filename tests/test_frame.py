@@ -80,6 +80,13 @@ def test_the_admin_signs_in_on_the_same_page(client: Client) -> None:
     assert client.post("/admin/login/", form)["Location"] == "/admin/rl/policy/"
 
 
+def test_a_rater_is_told_that_the_admin_is_for_others(client: Client) -> None:
+    client.force_login(person("bob", "rater"))
+    page = client.get("/admin/", follow=True)
+    assert page.status_code == 403
+    assert "sign-in-card" not in page.text
+
+
 def navigation() -> list[dict[str, Any]]:
     return [item for group in settings.UNFOLD["SIDEBAR"]["navigation"] for item in group["items"]]
 
