@@ -7,7 +7,6 @@ from django.urls import include, path, re_path
 from backend.design import design
 from backend.glossary import glossary
 from backend.rest import errors
-from feedback.admin import admin_login
 
 admin.autodiscover()
 
@@ -21,7 +20,6 @@ urlpatterns = [
     path("", include("rl.urls")),
     # Django would redirect from here to any row's own page; no model has one.
     re_path("^admin/r/", errors.no_such_page),
-    path("admin/login/", admin_login),
     path("admin/", admin.site.urls),
     path("glossary/", glossary, name="glossary"),
 ]
