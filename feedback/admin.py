@@ -188,13 +188,6 @@ admin.site.unregister(User)
 admin.site.unregister(Group)
 
 
-def admin_login(request: HttpRequest) -> HttpResponse:
-    """The admin's page to sign in on; 403 for people who are signed in and may not use the admin."""
-    if request.method == "GET" and request.user.is_authenticated and not admin.site.has_permission(request):
-        raise PermissionDenied
-    return admin.site.login(request)
-
-
 @admin.register(User)
 class UserAdmin(DjangoUserAdmin, ModelAdmin):
     form = UserChangeForm

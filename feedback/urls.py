@@ -7,7 +7,6 @@ from django.urls import path
 
 from feedback import agents as agent_views
 from feedback.accounts import sign_in as account_views
-from feedback.admin import admin_login
 from feedback.agreement import views as agreement_views
 from feedback.explorer import views as explorer_views
 from feedback.rating import feedback_form, pair_views, views
@@ -15,7 +14,7 @@ from feedback.transfer import views as transfer_views
 
 urlpatterns = [
     path("accounts/login/", account_views.SignIn.as_view(), name="login"),
-    path("admin/login/", admin_login),
+    path("admin/login/", account_views.admin_login),
     path("accounts/logout/", LogoutView.as_view(), name="logout"),
     path("accounts/link/<str:uid>/<str:token>/", account_views.link_signin, name="signin-link"),
     path("feedback/<str:token>", feedback_form.feedback, name="feedback-form"),

@@ -19,6 +19,7 @@ from axes.handlers.database import AxesDatabaseHandler
 from axes.handlers.proxy import AxesProxyHandler
 from axes.models import AccessAttempt
 from django.conf import settings
+from django.contrib import admin
 from django.contrib.auth import get_user_model, login
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.models import AnonymousUser, User
@@ -26,7 +27,7 @@ from django.contrib.auth.signals import user_login_failed
 from django.contrib.auth.tokens import PasswordResetTokenGenerator
 from django.contrib.auth.validators import UnicodeUsernameValidator
 from django.contrib.auth.views import LoginView
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import transaction
 from django.db.models import Sum
 from django.http import HttpRequest, HttpResponse
@@ -279,3 +280,10 @@ def people(request: HttpRequest) -> HttpResponse:
     everybody = User.objects.filter(is_active=True).prefetch_related("groups").order_by("username")
     context = {"link": link, "fault": fault, "everybody": everybody, "roles": ROLES}
     return render(request, "feedback/people.html", context, status=400 if fault else 200)
+
+
+def admin_login(request: HttpRequest) -> HttpResponse:
+    """The admin's page to sign in on; 403 for people who are signed in and may not use the admin."""
+    if request.method == "GET" and request.user.is_authenticated and not admin.site.has_permission(request):
+        raise PermissionDenied
+    return admin.site.login(request)
