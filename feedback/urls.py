@@ -14,7 +14,7 @@ from feedback.transfer import views as transfer_views
 
 urlpatterns = [
     path("accounts/login/", account_views.SignIn.as_view(), name="login"),
-    path("admin/login/", account_views.admin_login),
+    path("admin/login/", account_views.admin_login, name="admin-login"),
     path("accounts/logout/", LogoutView.as_view(), name="logout"),
     path("accounts/link/<str:uid>/<str:token>/", account_views.link_signin, name="signin-link"),
     path("feedback/<str:token>", feedback_form.feedback, name="feedback-form"),
