@@ -29,6 +29,7 @@ POLICIES = ("widgets-v280", "widgets-v312", "widgets-v480", "widgets-v980", "wid
 ELSEWHERE = {
     "--method preferred": "needs the example package, which tests/test_extending.py installs",
     "serve --only": "runs for ever; tests/test_workers.py starts it",
+    "import_mlflow": "needs an MLflow server; tests/test_mlflow_in.py has one",
     "--register-ollama": "needs an Ollama server; tests/test_ollama.py has one",
     "--deploy-ollama": "needs an Ollama server; tests/test_ollama.py has one",
     "--format gguf --register": "needs an Ollama server; tests/test_ollama.py has one",
