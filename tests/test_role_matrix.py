@@ -174,8 +174,10 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def test_endpoints(record_property: Callable[[str, object], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any method, by keys of each scope, by one that was revoked, by nobody and by a publishable key of one agent,
-    which rates from its own site alone; `test_api_access` has the methods that there are."""
+    """Each endpoint is asked by every kind of key, and without one. A publishable key may only rate, from its own site.
+
+    `test_api_access` tests the methods that exist.
+    """
     rates = dict.fromkeys(api_settings.DEFAULT_THROTTLE_RATES, "1000000/s")
     monkeypatch.setattr(api_settings, "DEFAULT_THROTTLE_RATES", rates)
     keys = {scope: key_create(scope, [scope])[1] for scope in SCOPES}

@@ -16,7 +16,7 @@ from rl.models import AnswerClaim
 from rl.serving.base import ServingRefused
 
 LEASE = timedelta(minutes=10)
-"""Time that a claim stands: longer than an answer takes, and than its decision takes to the database."""
+"""A claim expires after this time. An answer and the write of its decision take less."""
 
 WAIT_MS = 250
 """Longest wait for another writer of SQLite; then the request is answered without a claim."""

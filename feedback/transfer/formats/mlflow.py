@@ -76,7 +76,7 @@ def _mlflow(row: JsonObject, line: int) -> Iterator[Record]:
 
 
 def trace_records(info: JsonObject, data: JsonObject, assessments: object, line: int) -> Iterator[Record]:
-    """The decisions of a trace, the steps of its agents, and what was said of them. Raises RowError, RowLeftOut."""
+    """Decisions, agents' steps, ratings and outcomes of one trace. Raises RowError, RowLeftOut."""
     calls = list(_calls(info, data, line))
     if not any(isinstance(one, (ImportedDecision, RowRefused)) for one in calls):
         steps = next((one.id for one in calls if isinstance(one, ImportedTrace)), None)
