@@ -98,7 +98,7 @@ def test_the_page_leafs_through_one_kind_of_outcome(operator: Client) -> None:
 
 @pytest.mark.django_db
 def test_a_policy_that_was_never_compared_says_so(operator: Client) -> None:
-    assert "not compared" in operator.get(f"/policies/{make_policy('shop').name}/answers/").text
+    assert "no answers to show yet" in operator.get(f"/policies/{make_policy('shop').name}/answers/").text
 
 
 @pytest.mark.django_db
