@@ -123,3 +123,26 @@ def test_nobody_and_a_key_that_only_ingests_are_refused_and_a_notification_has_n
     answer = reader.post("/mcp", note)
     assert (answer.status_code, answer.content) == (202, b"")
     assert reader.get("/mcp").status_code == 405
+
+
+def test_a_revision_of_the_protocol_that_is_unknown_is_refused() -> None:
+    call = {"jsonrpc": "2.0", "method": "ping", "id": 1}
+    reader = ApiClient("read")
+    for revision, status in (("2025-03-26", 200), ("1999-01-01", 400), ("", 400)):
+        answer = reader.post("/mcp", call, headers={"MCP-Protocol-Version": revision})
+        assert answer.status_code == status
+        assert ("error" in answer.json()) is (status == 400)
+
+
+def test_a_message_over_the_limit_or_of_no_json_changes_nothing(settings: Any) -> None:
+    decision = decision_record(agent="shop", messages="Where is it?", response="At the depot.").row
+    rating = {"id": str(decision.pk), "thumb": "up", "rater": "ada", "comment": "x" * 2_000}
+    call = {"name": "rate_decision", "arguments": rating}
+    body = {"jsonrpc": "2.0", "method": "tools/call", "id": 1, "params": call}
+    rater = ApiClient("read", "rate", "rate_as")
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1_000
+    refused = rater.post("/mcp", body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")
+    broken = rater.post("/mcp", "{")
+    assert broken.status_code == 400
+    assert not Rating.objects.exists()

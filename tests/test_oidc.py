@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import oidc_provider_mock
 import pytest
+from oidc_provider_mock._app import OpenIDCode
 
 from tests.support.server import ROOT, Server, query
 
@@ -58,6 +60,9 @@ User.objects.filter(username="off@shop.example").update(is_active=False)
 User.objects.filter(username="root").update(email="root@shop.example")
 """
 
+SENT: list[str] = []
+"""Addresses that the provider sent somebody back to."""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -93,6 +98,7 @@ def signed_in(
     back = httpx.post(asked.headers["Location"], data=form, timeout=60).headers["Location"]
     if answer == "forged":
         back = back.replace("state=", "state=x")
+    SENT.append(back)
     return client.get(back)
 
 
@@ -133,6 +139,31 @@ def test_who_is_refused_is_told_and_nobody_is_added(site: Server, name: str, ans
     assert 'role="alert"' in refused.text
     assert people(site) == before
     assert client.get("/runs/").status_code == 302
+
+
+@pytest.mark.parametrize("claims", [{"exp": -60}, {"iss": "https://elsewhere.example"}])
+def test_a_token_that_expired_or_is_anothers_signs_nobody_in(
+    site: Server, monkeypatch: pytest.MonkeyPatch, claims: dict[str, Any]
+) -> None:
+    valid = OpenIDCode.get_jwt_config
+    monkeypatch.setattr(
+        OpenIDCode,
+        "get_jwt_config",
+        lambda self, *grant: valid(self, *grant) | claims,  # seconds from now
+    )
+    client = httpx.Client(base_url=site.address, timeout=60)
+    refused = signed_in(site, "bob", client=client)
+    assert (refused.status_code, 'role="alert"' in refused.text) == (403, True)
+    assert client.get("/runs/").status_code == 302
+
+
+def test_an_answer_of_the_provider_counts_once(site: Server) -> None:
+    client = httpx.Client(base_url=site.address, timeout=60)
+    signed_in(site, "bob", client=client)
+    assert client.get(SENT[-1]).status_code == 403
+    thief = httpx.Client(base_url=site.address, timeout=60)
+    assert thief.get(SENT[-1]).status_code == 403
+    assert thief.get("/runs/").status_code == 302
 
 
 @pytest.mark.parametrize("name", ["root", "mal"])

@@ -100,6 +100,9 @@ class Mcp(ApiView):
             return _error(
                 None, INVALID_REQUEST, f"{where}: {found['msg']}; expected one JSON-RPC 2.0 message"
             )
+        if (revision := request.headers.get("MCP-Protocol-Version", REVISIONS[0])) not in REVISIONS:
+            text = f"MCP-Protocol-Version: expected one of {', '.join(REVISIONS)}, found {revision}"
+            return _error(message.id, INVALID_REQUEST, text)
         if message.id is None:
             return Response(status=202)
         match message.method:
