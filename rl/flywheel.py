@@ -139,7 +139,7 @@ def _train(agent: str, policy: Policy | None, run: TrainingRun | None) -> Statio
     if run is not None and run.status in (TrainingRun.Status.QUEUED, TrainingRun.Status.RUNNING):
         return Station("train", title, NOW, f"Run {run.pk} is {run.status}.", "the run", f"/runs/{run.pk}/")
     command = f"{PROGRAM} run_pipeline --agent {agent} --method {DISTIL}"
-    found = "" if run is None else f"Run {run.pk} was {run.status}: {run.reason}"
+    found = "" if run is None else f"Run {run.pk} was {run.status}: {run.reason_and_step}"
     return Station("train", title, NOW, found, "", command, automatic=True)
 
 

@@ -10,8 +10,9 @@ from django_q.models import OrmQ
 
 from rl.api.loop import policy_represent
 from rl.charts.intervals import report_lines
+from rl.datasets import DatasetTooSmall
 from rl.gates.report import RuleResult
-from rl.jobs.lifecycle import run_claim, run_log_tail, run_resume
+from rl.jobs.lifecycle import run_claim, run_log_tail, run_refuse, run_resume
 from rl.models import Evaluation, Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.models.runs import LEARNER, RunRefused, run_folder
 from rl.registry import service as registry
@@ -277,7 +278,10 @@ def test_a_run_that_is_over_is_left_alone(operator: Client) -> None:
 
 def test_a_run_that_stopped_offers_a_way_out(operator: Client) -> None:
     run = make_run(
-        agent="widgets", status="refused", reason="2 pairs found: rate more at /rate/?agent=widgets"
+        agent="widgets",
+        status="refused",
+        reason="2 pairs found",
+        next_step="rate more at /rate/?agent=widgets",
     )
     assert '<a class="button" href="/rate/?agent=widgets">Rate</a>' in operator.get(f"/runs/{run.pk}/").text
     failed = make_run(agent="widgets", status="failed", reason="no memory")
@@ -322,14 +326,16 @@ def test_a_stage_is_resumed_by_its_run_and_the_learners_run_waits_for_the_next(o
         run_resume(learners)
 
 
-def test_a_stopped_run_says_its_reason_without_what_a_button_does() -> None:
-    known = {
-        "3 pairs found, 10 needed: rate more at /rate/?agent=widgets": "3 pairs found, 10 needed",
-        "3 found; rate more at /rate/?agent=widgets, or lower --min-samples": "3 found",
-        "its worker a:1 died; resume with: python manage.py train_dpo --resume 9": "its worker a:1 died",
-        "OSError: no space": "OSError: no space",
-    }
-    assert [TrainingRun(reason=reason).reason_words for reason in known] == list(known.values())
+def test_a_run_whose_data_are_too_few_has_reason_and_next_step_apart(operator: Client) -> None:
+    run = make_run(agent="widgets", status="running", worker="here:1:1")
+    run_refuse(run, DatasetTooSmall("3 pairs found", "rate more at /rate/?agent=widgets"))
+    assert (run.status, run.reason, run.next_step) == (
+        "refused",
+        "3 pairs found",
+        "rate more at /rate/?agent=widgets",
+    )
+    assert run.reason_and_step == "3 pairs found: rate more at /rate/?agent=widgets"
+    assert "Not started: 3 pairs found.<" in operator.get(f"/runs/{run.pk}/").text
 
 
 def test_only_files_that_are_not_kept_go_and_rows_stay() -> None:

@@ -284,5 +284,6 @@ def _check_enough(
         )
     short = f"{need} needed" if total < need else "none of them in the train split"
     raise DatasetTooSmall(
-        f"{total} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}: {advice}"
+        f"{total} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}",
+        advice,
     )

@@ -28,6 +28,10 @@ class DatasetRefused(ValueError):
 class DatasetTooSmall(DatasetRefused):
     """There are fewer rows than required."""
 
+    def __init__(self, reason: str, next_step: str) -> None:
+        super().__init__(f"{reason}: {next_step}")
+        self.reason, self.next_step = reason, next_step
+
 
 @contextmanager
 def temporary_file(folder: Path) -> Iterator[IO[bytes]]:

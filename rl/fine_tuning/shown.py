@@ -83,7 +83,7 @@ def job_error(job: FineTuningJob) -> dict[str, object] | None:
         return None
     refused = job.run.status == Status.REFUSED
     code = "invalid_training_file" if refused else "training_failed"
-    return {"code": code, "message": job.run.reason, "param": "training_file" if refused else None}
+    return {"code": code, "message": job.run.reason_and_step, "param": "training_file" if refused else None}
 
 
 def trained_tokens(job: FineTuningJob) -> int | None:

@@ -22,7 +22,7 @@ from backend.installation import PROGRAM
 from backend.notifications import notify
 from rl.base_models.service import BaseModel, agent_base_model, base_model_given
 from rl.base_models.sources import SourceRefused
-from rl.datasets import DatasetRefused
+from rl.datasets import DatasetRefused, DatasetTooSmall
 from rl.datasets.rows import FeedbackFile
 from rl.models import TrainingRun
 from rl.models.runs import LEARNER, RunRefused, run_folder
@@ -264,7 +264,13 @@ def run_resume(run: TrainingRun) -> TrainingRun:
             f"run {run.pk} is {run.status}; only failed and cancelled runs that are no stage resume"
         )
     stopped = TrainingRun.objects.filter(pk=run.pk, status=run.status)
-    waits = {"status": Status.QUEUED, "reason": "", "cancel_requested": False, "finished_at": None}
+    waits = {
+        "status": Status.QUEUED,
+        "reason": "",
+        "next_step": "",
+        "cancel_requested": False,
+        "finished_at": None,
+    }
     try:
         with transaction.atomic():
             updated = stopped.update(**waits)
@@ -296,8 +302,8 @@ def runs_reclaim() -> list[TrainingRun]:
             row.update(
                 status=Status.FAILED,
                 finished_at=timezone.now(),
-                reason=f"its worker {run.worker} died; resume with: {PROGRAM} train_{run.method} --resume "
-                f"{run.pk}",
+                reason=f"its worker {run.worker} died",
+                next_step=f"resume with: {PROGRAM} train_{run.method} --resume {run.pk}",
             )
         elif run.attempts >= MAX_ATTEMPTS:
             died = f"its worker died {run.attempts} times, the last was {run.worker}"
@@ -369,6 +375,7 @@ def run_claim(run_id: int, *, resume: bool = False) -> TrainingRun:
         status=Status.RUNNING,
         worker=_worker_name(),
         reason="",
+        next_step="",
         started_at=run.started_at or timezone.now(),
         heartbeat_at=timezone.now(),
         finished_at=None,
@@ -407,7 +414,7 @@ def run_finish(run: TrainingRun, status: str, *, reason: str = "", **facts: obje
     """
     facts |= {
         "status": status,
-        "reason": reason,
+        "reason": reason.removesuffix("."),
         "finished_at": timezone.now(),
         "phase": "",
         "phase_at": None,
@@ -418,6 +425,14 @@ def run_finish(run: TrainingRun, status: str, *, reason: str = "", **facts: obje
     run.refresh_from_db()
     if status == Status.FAILED:
         run_failed_notify(run)
+
+
+def run_refuse(run: TrainingRun, refusal: Exception) -> None:
+    """End a run that this process holds with what refused it, and what to do about that."""
+    if isinstance(refusal, DatasetTooSmall):
+        run_finish(run, Status.REFUSED, reason=refusal.reason, next_step=refusal.next_step)
+    else:
+        run_finish(run, Status.REFUSED, reason=str(refusal))
 
 
 def run_failed_notify(run: TrainingRun) -> None:

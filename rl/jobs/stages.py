@@ -96,7 +96,7 @@ def stages_of(run: TrainingRun) -> list[dict[str, object]]:
             "run": stage.pk,
             "method": stage.method,
             "status": str(stage.status),
-            "reason": stage.reason,
+            "reason": stage.reason_and_step,
             "steps_done": stage.steps_done,
             "steps_total": stage.steps_total,
             "made": _result_name(stage),

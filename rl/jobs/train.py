@@ -24,6 +24,7 @@ from rl.jobs.lifecycle import (
     run_claim,
     run_finish,
     run_interrupt,
+    run_refuse,
 )
 from rl.jobs.plan import dataset_of_claimed, run_register
 from rl.jobs.progress import (
@@ -188,7 +189,7 @@ def _settle(run: TrainingRun, hardware: Hardware | None, phase: Callable[[str], 
                 ]
             )
     except REFUSALS as refusal:
-        run_finish(run, Status.REFUSED, reason=str(refusal))
+        run_refuse(run, refusal)
         raise
     except BaseException as error:
         _run_end(run, error)
@@ -241,7 +242,7 @@ def _run_claimed(
     except StageStopped as stopped:
         return _stopped_between_steps(run, str(stopped), cancelled=stopped.cancelled)
     except (TrainingRefused, *REFUSALS) as refusal:
-        run_finish(run, Status.REFUSED, reason=str(refusal))
+        run_refuse(run, refusal)
         raise
     except BaseException as error:
         _run_end(run, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,6 @@ TRAINING = "training"
 
 LEARNER = "online learner"
 """Author of runs that the online learner started."""
-NEXT_STEP = re.compile(
-    r"[:;] (rate more at \S+?(, or lower --min-samples)?|resume with: .*)\.?$|\.$", re.DOTALL
-)
-"""What the reason of a stopped run says to do, at its end."""
 
 
 def method_title(slug: str) -> str:
@@ -113,6 +108,12 @@ class TrainingRun(models.Model):
     method = models.CharField(max_length=32)
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED)
     reason = models.TextField(blank=True, help_text="Why it was refused, failed or cancelled")
+    next_step = models.TextField(
+        blank=True,
+        default="",
+        db_default="",
+        help_text="What to do about the reason; pages have a button for it",
+    )
     snapshot = models.ForeignKey(
         Snapshot, null=True, blank=True, on_delete=models.PROTECT, related_name="runs"
     )
@@ -234,9 +235,9 @@ class TrainingRun(models.Model):
         return self.status in (self.Status.QUEUED, self.Status.RUNNING)
 
     @property
-    def reason_words(self) -> str:
-        """The reason without the command or address it ends with: a page has a button for it."""
-        return NEXT_STEP.sub("", self.reason)
+    def reason_and_step(self) -> str:
+        """The reason, and what to do about it."""
+        return f"{self.reason}: {self.next_step}" if self.next_step else self.reason
 
     @property
     def is_resumable(self) -> bool:

@@ -403,7 +403,7 @@ def _run_summary(run: TrainingRun | None) -> dict[str, object] | None:
     return {
         "id": run.pk,
         "status": str(run.status),
-        "reason": run.reason,
+        "reason": run.reason_and_step,
         "created_at": _iso(run.created_at),
         "finished_at": _iso(run.finished_at),
         "policy": policy.name if policy else None,

@@ -280,12 +280,14 @@ def _policies() -> None:
         status="refused",
         steps_done=0,
         steps_total=0,
-        reason="3 pairs found for agent support-router, 10 needed: rate more at /rate/?agent=support-router",
+        reason="3 pairs found for agent support-router, 10 needed",
+        next_step="rate more at /rate/?agent=support-router",
     )
     _run(
         status="failed",
         steps_done=11,
-        reason="its worker trainer-2:812 died; resume with: python manage.py train_dpo --resume 9",
+        reason="its worker trainer-2:812 died",
+        next_step="resume with: python manage.py train_dpo --resume 9",
     )
     _run(
         status="running",
