@@ -143,8 +143,6 @@ class AgentBaseForm(forms.ModelForm):
 
 @admin.register(AgentBase)
 class AgentBaseAdmin(ModelAdmin):
-    """The base model of an agent."""
-
     form = AgentBaseForm
     list_display = ["agent", "base_model"]
     search_fields = ["agent", "base_model"]
@@ -152,8 +150,6 @@ class AgentBaseAdmin(ModelAdmin):
 
 @admin.register(GateSettings)
 class GateSettingsAdmin(ModelAdmin):
-    """The bounds of an agent's gate."""
-
     list_display = ["agent", "min_evidence", "alpha", "margin", "not_inferior", "max_slice_loss", "max_kl"]
     search_fields = ["agent"]
 
@@ -355,8 +351,6 @@ class UpstreamForm(forms.ModelForm):
 
 @admin.register(Upstream)
 class UpstreamAdmin(ModelAdmin):
-    """Endpoints of providers, with timeouts and prices."""
-
     form = UpstreamForm
     fields = [*SETTINGS, "key"]
     list_display = ["name", "url", "model", "dialect", "key_kept"]

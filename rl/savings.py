@@ -76,7 +76,6 @@ class MonthLedger:
 
     @property
     def words(self) -> str:
-        """The month in one sentence."""
         parts = [f"{self.local_percent} % of {self.answers:,} answers came from your own machine"]
         if self.quality is not None:
             parts.append(f"quality {self.quality_text}")
@@ -129,8 +128,6 @@ COLUMNS = (
 
 @dataclass
 class _Sums:
-    """Counts of some answers."""
-
     answers: int = 0
     unpriced: int = 0
     priced: int = 0
@@ -235,7 +232,6 @@ def _quality(values: dict[str, list[float]], incumbent: str, local: set[str]) ->
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of several values in [0, 1] with its 95 % interval."""
     found = mean_interval(values, bounds=(0.0, 1.0))
     assert found.value is not None
     assert found.low is not None

@@ -43,8 +43,6 @@ EVENTS_SHOWN = 100
 
 @dataclass(frozen=True)
 class Work:
-    """What a run in the background does now."""
-
     run: TrainingRun
     words: str
     eta_s: float | None
@@ -78,7 +76,6 @@ class AgentCard:
     run: TrainingRun | None
     """The one at work, or the newest."""
     newest: Policy | None = None
-    """The policy trained last."""
     incumbent: Policy | None = None
     """The champion where it was not trained here: the app's own model."""
     buffer: int = 0
@@ -94,7 +91,6 @@ class AgentCard:
     learns_by_itself: bool = False
     """True if the online learner trains it when enough is new."""
     experiments: Sequence[Experiment] = ()
-    """Running experiments."""
     distance: Distance | None = None
     """Distance of its held-out evidence from what the gate asks for; None without feedback, or with very
     much."""
@@ -128,7 +124,6 @@ class AgentCard:
 
     @cached_property
     def verdict(self) -> Verdict | None:
-        """Verdict on its policy; None where there is none, or none was ever evaluated."""
         return policy_verdict(self.policy) if self.policy and self.policy.metrics else None
 
     @cached_property
@@ -215,7 +210,6 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
 
 
 def _newest_kept(trained: Mapping[str, Sequence[Policy]]) -> dict[str, Policy]:
-    """The newest trained policy of each agent, or the one that its run kept in its place."""
     newest = {agent: policies[-1] for agent, policies in trained.items()}
     chose = TrainingRun.objects.filter(policy__in=newest.values(), result__has_key="kept_run")
     return newest | {run.agent: run.kept_run.policy for run in chose}
@@ -410,7 +404,6 @@ def runs_newest(agent: str | None = None) -> QuerySet[TrainingRun]:
 
 
 def run_get(pk: int) -> TrainingRun | None:
-    """One run with its snapshot, policy and metrics."""
     return (
         TrainingRun.objects.filter(pk=pk)
         .select_related("snapshot", "policy", "stage_of", "reward_model")
@@ -453,8 +446,6 @@ def policy_relatives(policy: Policy) -> list[Policy]:
 
 @dataclass(frozen=True)
 class PolicyOverview:
-    """One policy with everything an operator asks of it."""
-
     policy: Policy
     children: list[Policy]
     events: list[PolicyEvent]

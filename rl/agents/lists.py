@@ -91,7 +91,6 @@ class ListAgent(OptionsAgent):
         return [self.respond(names) for names in state.get("drafts") or ()]
 
     def truth(self, state: State) -> list[str] | None:
-        """The right names, or None if unknown."""
         right = state.get(self.truth_key)
         return list(right) if isinstance(right, (list, tuple)) and right else None
 

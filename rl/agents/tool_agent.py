@@ -111,7 +111,6 @@ class ToolAgent(Agent):
         return tools
 
     def respond(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """The exact response text of a call."""
         return json.dumps({"tool": tool, "arguments": dict(arguments)}, ensure_ascii=False)
 
     def parse(self, response: str, state: State | None = None) -> JsonObject:

@@ -35,7 +35,6 @@ class ModelTest:
 
 
 def models_home() -> Path:
-    """Folder of the models that were added."""
     return Path(settings.RATCHET_HOME) / "models"
 
 
@@ -169,7 +168,6 @@ def agent_base_model(agent: str, *, given: str | None = None, sections: Sequence
 
 
 def base_model_default() -> BaseModel:
-    """The base model of an agent for which nothing was named: RATCHET_BASE_MODEL."""
     return _as_named(settings.RATCHET_BASE_MODEL, "RATCHET_BASE_MODEL")
 
 

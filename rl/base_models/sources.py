@@ -36,7 +36,6 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 
 BLOCK = 1 << 20
-"""Bytes read at once."""
 
 
 class SourceRefused(ValueError):
@@ -50,7 +49,6 @@ class KnownPackage:
     package: str
     version: str
     sha256: str
-    """Of the GGUF file."""
     licence: str
     megabytes: int
 
@@ -69,8 +67,6 @@ SHORT_NAMES = {
 
 @dataclass(frozen=True)
 class BaseModelSource:
-    """Where a base model comes from."""
-
     kind: Kind
     text: str
     """The source as it was typed."""
@@ -254,7 +250,6 @@ def model_add(
 
 
 def models_added(home: Path) -> list[AddedModel]:
-    """Every model in RATCHET_HOME/models that can be read, by name."""
     folders = sorted(path.parent for path in home.glob(f"*/{ADDED_FILE}"))
     return [AddedModel.load(folder) for folder in folders]
 

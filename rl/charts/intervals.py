@@ -28,8 +28,6 @@ class ForestRow:
 
 @dataclass(frozen=True)
 class ForestTick:
-    """A mark of the scale."""
-
     x: float
     label: str
 
@@ -47,8 +45,6 @@ class Forest:
 
 @dataclass(frozen=True)
 class ForestLine:
-    """One effect: value, low and high."""
-
     label: str
     words: str
     value: float
@@ -95,7 +91,6 @@ def forest_of(
 
 
 BAR_WIDTH, REACH = 120, 0.5
-"""Width of a drawn difference, and the difference at its ends; larger ones are drawn at the end."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,6 @@ class RuleLine:
 
 
 def report_lines(verdicts: Sequence[RuleResult]) -> list[RuleLine]:
-    """The stored verdicts, in their order."""
     return [
         RuleLine(
             rule=verdict.rule,
@@ -171,16 +165,12 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 8, 10, 24
 
 @dataclass(frozen=True)
 class VersionTick:
-    """A grid line with its label."""
-
     y: float
     label: str
 
 
 @dataclass(frozen=True)
 class Version:
-    """One version: its value, interval and position."""
-
     name: str
     stage: str
     x: float
@@ -285,8 +275,6 @@ class Descent:
 
 @dataclass(frozen=True)
 class Node:
-    """A version's position."""
-
     name: str
     short: str
     stage: str
@@ -296,8 +284,6 @@ class Node:
 
 @dataclass(frozen=True)
 class Lineage:
-    """A drawing of width x height."""
-
     nodes: list[Node]
     edges: list[str]
     """SVG paths from parent to child."""

@@ -144,8 +144,6 @@ class FigureTable:
 
 @dataclass(frozen=True)
 class LoneFigure:
-    """A figure that was logged once."""
-
     title: str
     text: str
     step: int
@@ -214,7 +212,6 @@ def _charts(runs: Sequence[tuple[str, Series]]) -> RunCharts:
 
 
 def family_of(name: str) -> str:
-    """Slug of a figure's family, by its name."""
     return next((slug for slug, _, pattern in FAMILIES if re.match(pattern, name)), "other")
 
 

@@ -54,8 +54,6 @@ REASONS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, with the app's state and facts."""
-
     messages: list[Message]
     state: Any = None
     tools: list[Any] | None = None
@@ -107,8 +105,6 @@ class EvidenceSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A judged response, without its prompt."""
-
     prompt_hash: str
     completion: Completion
     tags: tuple[str, ...]

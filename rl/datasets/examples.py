@@ -78,8 +78,6 @@ class Example:
 
 @dataclass(slots=True)
 class _Verdicts:
-    """Verdicts on one response."""
-
     values: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     """Used only if nobody rated the response."""

@@ -63,7 +63,6 @@ class RatingEvidence:
     simulated: bool = False
     tags: tuple[str, ...] = ()
     feedback: tuple[uuid.UUID, ...] = ()
-    """Ids of the feedback behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +222,6 @@ def bare(key: str) -> str:
 
 
 def digest_of(*parts: str) -> str:
-    """SHA-256 of texts, as hex."""
     text = "\x01".join(parts)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -242,8 +240,6 @@ JUDGED_FIELDS = ("chosen", "rejected", "completion", "score", "label", "margin",
 
 @dataclass
 class _Answer:
-    """Votes on one answer."""
-
     text: str
     liked: float = 0.0
     disliked: float = 0.0
@@ -256,7 +252,6 @@ class _Answer:
 
     @property
     def is_right(self) -> bool | None:
-        """None if undecided."""
         if self.liked or self.disliked or self.written or self.replaced:
             # A thumb down with a correction is one vote against, hence max.
             return self.liked + self.written > max(self.disliked, self.replaced)

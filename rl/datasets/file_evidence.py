@@ -69,8 +69,6 @@ class _UnratedDecision:
 
 
 class FileEvidence:
-    """EvidenceSource of a file."""
-
     def __init__(
         self,
         agent: str,

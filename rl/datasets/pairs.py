@@ -78,8 +78,6 @@ R = TypeVar("R", bound="DatasetRow")
 
 
 class DatasetRow(Protocol):
-    """What rows of all kinds have in common."""
-
     @property
     def prompt_hash(self) -> str: ...
 

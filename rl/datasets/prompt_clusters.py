@@ -230,7 +230,6 @@ def cluster_text(report: Mapping[str, object]) -> str:
 
 
 def prompt_text(messages: Sequence[Message]) -> str:
-    """Texts of all messages."""
     return "\n".join(str(message.get("content") or "") for message in messages)
 
 
@@ -261,8 +260,6 @@ EXAMPLE_CHARS = 200
 
 @dataclass(frozen=True)
 class NearIdenticalPrompts:
-    """Near-identical prompts of an evaluation, for pages."""
-
     words: str
     largest: list[dict[str, object]]
     """`largest` of `cluster_report`, with texts as examples."""
@@ -278,7 +275,6 @@ def prompt_words(agent: str, prompt_hashes: Sequence[str]) -> dict[str, str]:
 
 
 def near_identical_prompts(evaluation: Evaluation) -> NearIdenticalPrompts | None:
-    """None without near-identical prompts."""
     report = evaluation.figures.get("clusters") or {}
     words = cluster_text(report)
     if not words:

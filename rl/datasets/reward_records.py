@@ -319,7 +319,6 @@ def known_feedback(said: FeedbackBundle) -> DecisionFeedback:
 
 
 def records_newest(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RewardRecord]:
-    """Decision -> newest record, for decisions with one."""
     found: dict[uuid.UUID, RewardRecord] = {}
     for chunk in chunks(ids):
         rows = RewardRecord.objects.filter(decision__in=chunk, superseded_by__isnull=True)

@@ -20,14 +20,10 @@ from rl.models import Snapshot
 
 
 class DatasetRefused(ValueError):
-    """The dataset cannot be made or read."""
-
     code = "invalid"
 
 
 class DatasetTooSmall(DatasetRefused):
-    """There are fewer rows than required."""
-
     def __init__(self, reason: str, next_step: str) -> None:
         super().__init__(f"{reason}: {next_step}")
         self.reason, self.next_step = reason, next_step

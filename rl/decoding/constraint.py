@@ -44,7 +44,6 @@ class GrammarVocabulary:
 
     @functools.cached_property
     def digit_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens that begin with a digit."""
         return np.array([token for token in range(self.size) if self.piece(token)[:1].isdigit()], np.int64)
 
 
@@ -80,7 +79,6 @@ class Constraint:
 
     @classmethod
     def of_answers(cls, vocabulary: GrammarVocabulary, answers: Sequence[str]) -> Self:
-        """Constraint to a closed set of answers."""
         return cls(vocabulary, answers_grammar(answers), is_json=False)
 
     def copy(self) -> Self:
@@ -119,7 +117,6 @@ class Constraint:
         return mask
 
     def accept(self, token: int) -> None:
-        """Advances by an allowed token."""
         piece = self._vocabulary.piece(token)
         self._matcher.consume_token(token)
         self._unique = self._unique and self._unique.write(piece)

@@ -18,8 +18,6 @@ from rl.registry.integrity import adapter_folder
 
 @dataclass(frozen=True)
 class CandidateScore:
-    """A policy's result on the eval split."""
-
     policy: str
     share: float
     """Share of the prompts where its answer is one that people wrote, preferred or liked; of free text, which has no

@@ -90,8 +90,6 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Results:
-    """All results of an experiment at this moment."""
-
     experiment: Experiment
     rule: Rule
     arms: list[ArmResult]
@@ -120,7 +118,6 @@ class Results:
 
     @property
     def leader(self) -> ArmResult:
-        """The challenger most likely to be the best."""
         return max(self.challengers, key=lambda result: result.best)
 
     @property

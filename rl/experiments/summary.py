@@ -87,8 +87,6 @@ def adjustment_text(effect: ArmEffect, metric: Metric) -> str:
 
 @dataclass(frozen=True)
 class GuardRow:
-    """A guardrail of an arm on the page."""
-
     words: str
     metric: str
     loss: str
@@ -98,8 +96,6 @@ class GuardRow:
 
 @dataclass(frozen=True)
 class ArmRow:
-    """An arm on the page."""
-
     result: ArmResult
     figure: str
     secondary_metrics: list[tuple[str, str]]
@@ -115,8 +111,6 @@ class ArmRow:
 
 @dataclass(frozen=True)
 class ExperimentSummary:
-    """An experiment's results on its page."""
-
     results: Results
     verdict: str
     verdict_words: str

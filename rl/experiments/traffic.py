@@ -99,7 +99,6 @@ def out_of_service(experiment: Experiment) -> list[str]:
 
 
 def experiments_with_arms(experiments: QuerySet[Experiment] | None = None) -> QuerySet[Experiment]:
-    """These experiments (None: all), each with its arms and their policies."""
     rows = Experiment.objects.all() if experiments is None else experiments
     return rows.prefetch_related(Prefetch("arms", Arm.objects.select_related("policy")))
 
@@ -360,7 +359,6 @@ def event(
     reason: str = "",
     figures: Mapping[str, object] | None = None,
 ) -> ExperimentEvent:
-    """Records an event of an experiment."""
     return ExperimentEvent.objects.create(
         experiment=experiment, kind=kind, actor=actor, reason=reason, figures=dict(figures or {})
     )
@@ -383,7 +381,6 @@ AUTO_RAMP = (1, 5, 25, 100)
 
 
 def ramps_remaining(experiment: Experiment) -> list[int]:
-    """Steps it can still be ramped to."""
     if experiment.status == Status.STOPPED or experiment.shadow:
         return []
     most = experiment.group_reserve if experiment.group else RAMP[-1]

@@ -71,7 +71,6 @@ class Closeness(BaseModel):
 
     prompts: int
     positions: int
-    """Number of compared positions."""
     kl: float
     """Mean KL(original || exported), nats per token."""
     top1_agreement: float
@@ -115,7 +114,6 @@ class ExportAgreement(BaseModel):
         return "close" if found.kl <= CLOSE_KL and found.top1_agreement >= CLOSE_TOP1 else "changed"
 
     def as_dict(self) -> dict[str, object]:
-        """JSON for `checked`, with the verdict."""
         return {**self.model_dump(exclude_none=True), "verdict": self.verdict}
 
     def words(self) -> list[str]:

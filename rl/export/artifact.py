@@ -54,7 +54,6 @@ def silent(step: str, done: int, total: int) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

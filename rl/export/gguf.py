@@ -171,7 +171,6 @@ def tensor_stored(name: str, tensor: torch.Tensor, kind: str) -> np.ndarray:
 
 
 BUNDLED_NAME = "Ratchet-bundled"
-"""Base name of the bundled model."""
 DEFAULT_VERSION = "v1.0"
 """The specification's version if none is named."""
 

@@ -25,7 +25,6 @@ class Family:
 
     arch: gguf.MODEL_ARCH
     parameters: Callable[[gguf.GGUFWriter, PretrainedConfig], None]
-    """Writes the configuration keys."""
     permuted: bool = False
     """True: q and k rows change order, as llama.cpp rotates neighbouring pairs where transformers rotates halves."""
     norm_shift: float = 0.0
@@ -296,7 +295,6 @@ FAMILIES: dict[str, Family] = {
 
 
 def layout_of(config: PretrainedConfig) -> TensorLayout | None:
-    """The layout of a model; None if its family is not one of FAMILIES."""
     family = FAMILIES.get(str(config.model_type))
     if family is None:
         return None

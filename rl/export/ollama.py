@@ -35,8 +35,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?"
 
 @dataclass(frozen=True)
 class OllamaModel:
-    """A model on an Ollama server."""
-
     name: str
     host: str
     digests: dict[str, str] = field(default_factory=dict)
@@ -53,8 +51,6 @@ class OllamaModel:
 
 @dataclass(frozen=True)
 class Gguf:
-    """Header facts of a GGUF file."""
-
     context: int
     bos: str
     stop: list[str]

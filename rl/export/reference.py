@@ -78,8 +78,6 @@ class CheckPrompt:
 
 @dataclass(frozen=True)
 class Reference:
-    """The original's outputs on the check prompts."""
-
     prompts: list[CheckPrompt]
     policy: list[Expected] = field(default_factory=list)
     """Of base + adapter; empty if it was not loaded."""

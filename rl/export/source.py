@@ -63,7 +63,6 @@ class Source:
 
     @property
     def tokenizer_folder(self) -> Path:
-        """The adapter's folder if it has a tokenizer, else the base's."""
         if self.adapter is not None and (self.adapter.path / "tokenizer_config.json").is_file():
             return self.adapter.path
         return self.base

@@ -127,7 +127,6 @@ class BaseWeights:
         return _DTYPES[self._dtype[name]]
 
     def bytes(self, name: str) -> int:
-        """Stored size of a tensor."""
         return math.prod(self._shape[name]) * self.dtype(name).itemsize
 
     @property

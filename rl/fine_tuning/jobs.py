@@ -66,8 +66,6 @@ METHODS = {
 
 @dataclass(frozen=True)
 class JobOrder:
-    """Order of a job, its files found."""
-
     model: str
     training: TrainingFile
     validation: TrainingFile | None = None

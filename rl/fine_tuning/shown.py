@@ -47,8 +47,6 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a job."""
-
     id: str
     at: datetime
     message: str
@@ -78,7 +76,6 @@ def tuned_policy(job: FineTuningJob) -> Policy | None:
 
 
 def job_error(job: FineTuningJob) -> dict[str, object] | None:
-    """Why a job failed, or None."""
     if job_status(job) != "failed":
         return None
     refused = job.run.status == Status.REFUSED
@@ -241,12 +238,10 @@ def result_files(job: FineTuningJob) -> list[ResultFile]:
 
 
 def result_names(job: FineTuningJob) -> list[str]:
-    """Ids of a job's result files."""
     return [f"file-{job.key}-{what}" for what in ("metrics", "verdict")] if tuned_policy(job) else []
 
 
 def result_file_get(name: str, caller: str | None) -> ResultFile | None:
-    """The result file of an id, of one of the caller's jobs; None where there is none."""
     key, _, what = name.removeprefix("file-").partition("-")
     job = jobs_of(caller).filter(name=f"ftjob-{key[:40]}").first() if what else None
     return next((file for file in result_files(job) if file.id == name), None) if job else None

@@ -73,7 +73,6 @@ def points(share: float) -> str:
 
 
 def amount(effect: Effect, value: float) -> str:
-    """A difference with its unit."""
     return points(value) if effect.unit == "points" else f"{value:+.3f} {effect.unit}"
 
 

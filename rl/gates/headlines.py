@@ -324,7 +324,6 @@ class Headline:
 
     @property
     def share(self) -> Share | None:
-        """The figure if it is a share and can be drawn."""
         return self.figure if self.unit == "points" else None
 
     @property

@@ -40,7 +40,6 @@ RULE_TITLES = {
     "off_policy": "Off-policy estimate",
     "benchmarks": "Benchmarks",
 }
-"""Rule -> its title on pages."""
 
 
 class GateError(ValueError):
@@ -133,7 +132,6 @@ class Case:
     """(slice, policy_score, reference_score) of slices that hold only some of a prompt's pairs."""
 
     def restrict_to_slice(self, name: str) -> Case:
-        """The case reduced to its pairs in a slice."""
         return next(
             (Case(own, other, (name,), self.raters) for part, own, other in self.parts if part == name), self
         )
@@ -327,8 +325,6 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RuleResult:
-    """Result of one rule, with its figures."""
-
     outcome: str
     words: str
     figures: Figures = field(default_factory=dict)
@@ -365,7 +361,6 @@ class GateReport:
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> GateReport | None:
-        """The report that a policy's event stores (`dump`); None where it stores none."""
         if "verdicts" not in stored:
             return None
         return cls(stored["to"], stored["against"], tuple(RuleResult(**one) for one in stored["verdicts"]))
@@ -389,7 +384,6 @@ class GateReport:
         return "; ".join(verdict.words for verdict in self.refusals)
 
     def dump(self) -> dict[str, object]:
-        """The report as JSON."""
         return {**dataclasses.asdict(self), "passed": self.passed}
 
 

@@ -23,8 +23,6 @@ COMPARE, RATE, TRAIN, EVALUATE, PROMOTE = "compare", "rate", "train", "evaluate"
 
 @dataclass(frozen=True)
 class Action:
-    """The next action and its effort."""
-
     kind: str
     words: str
     answers: int = 0
@@ -58,8 +56,6 @@ class VerdictBar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a policy against its rival."""
-
     state: str
     """READY, WAITS, REFUSED, OPEN or SERVING."""
     result: str

@@ -105,7 +105,6 @@ def base_model_for(order: TrainOrder) -> str:
 
 
 def base_model_of(order: TrainOrder) -> BaseModel:
-    """The base model an order trains."""
     sections = ["continuous_learning"] if order.asked_by_learner else []
     given = order.base_model
     if order.method == "reward_model":
@@ -151,7 +150,6 @@ def _stored(path: Path | None) -> str:
 
 
 def order_of_queued(run: TrainingRun) -> TrainOrder:
-    """The order that `run_enqueue` entered."""
     home: Path = settings.RATCHET_HOME
     return TrainOrder(
         run.agent,

@@ -90,7 +90,6 @@ class StopRequest:
         """True while signals are handled by `stop_signals`."""
 
     def ask(self) -> None:
-        """Request it from another thread."""
         if self.signals:
             _thread.interrupt_main(signal.SIGTERM)
         else:

@@ -82,7 +82,6 @@ def memory_at_most(base_model: str, recipe: Recipe, sides: int) -> MemoryEstimat
 
 
 def base_parameters(base_model: str) -> int | None:
-    """Parameters of a base model, read from the headers of its files; None where it is not on this machine."""
     folder = base_folder(base_model)
     return sum(_parameters(file) for file in folder.glob("*.safetensors")) if folder is not None else None
 
@@ -98,7 +97,6 @@ def base_folder(base_model: str) -> Path | None:
 
 
 def _parameters(file: Path) -> int:
-    """Numbers in a safetensors file, by its header."""
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))

@@ -257,13 +257,11 @@ def _liked_answers(agent: str) -> list[str]:
 
 
 def _liked_enough(answers: list[str]) -> bool:
-    """True if there are enough answers and they are not all alike."""
     alike = max(Counter(answers).values(), default=0)
     return len(answers) >= MIN_LIKED_PROMPTS and alike <= MOST_ALIKE * len(answers)
 
 
 def _train_rows(agent: str, kind: str) -> list[Row]:
-    """Training rows of a kind; [] if there are too few."""
     try:
         return list(prepare_training_dataset(agent, kind=kind, dry_run=True).rows("train"))
     except DatasetRefused:
@@ -274,7 +272,6 @@ def _train_rows(agent: str, kind: str) -> list[Row]:
 
 
 def waits_for_reward_model(run: TrainingRun) -> bool:
-    """True if the run's rewards name `auto`, which no reward model has replaced yet."""
     return AUTO in _specs(run)
 
 
@@ -306,7 +303,6 @@ def reward_model_resolve(run: TrainingRun, runner: StageRunner) -> RewardModelVe
 
 
 def _coin(run: TrainingRun, found: RewardModelVersion) -> str:
-    """Why there is no reward to learn from, and what to do."""
     return (
         f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than chance ({found.name} "
         f"{ranking_text(found.ranking)}; "

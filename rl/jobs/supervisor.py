@@ -62,8 +62,6 @@ def dies_with_parent() -> Callable[[], None] | None:
 
 @dataclass
 class Service:
-    """One of the processes."""
-
     name: str
     command: list[str]
     process: subprocess.Popen[bytes] | None = None
@@ -149,7 +147,6 @@ def port_wait(host: str, port: int) -> None:
 
 
 def port_answers(host: str, port: int) -> bool:
-    """True if something listens there."""
     try:
         with socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), timeout=0.2):  # noqa: S104
             return True

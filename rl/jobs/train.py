@@ -293,7 +293,6 @@ def _stages_first(
 
 
 def _stopped_between_steps(run: TrainingRun, where: str, *, cancelled: bool = False) -> dict[str, object]:
-    """End a run that was stopped in a stage or outside its steps, and report it."""
     _run_stop(run, where, cancelled=cancelled)
     return {
         "run": run.pk,
@@ -334,8 +333,6 @@ T = TypeVar("T")
 
 
 class ProcessGroup(Protocol):
-    """Interface of `rl.training.run`."""
-
     @property
     def main(self) -> bool: ...
 
@@ -343,8 +340,6 @@ class ProcessGroup(Protocol):
 
 
 class SingleProcess:
-    """The only process there is."""
-
     main = True
 
     def agree(self, said: T) -> T:

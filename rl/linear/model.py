@@ -32,7 +32,6 @@ from rl.linear.features import (
 )
 
 WEIGHTS = "linear_policy.json"
-"""File name in a policy's folder."""
 
 FORMAT = "ratchet-linear-1"
 
@@ -150,7 +149,6 @@ class LinearPolicy:
         return list(dict.fromkeys(map(self._object, chosen)))
 
     def _object(self, values: Sequence[str]) -> str:
-        """The answer with these values in its fields."""
         lists: dict[tuple[str, ...], list[object]] = {}
         found: list[tuple[tuple[str, ...], object]] = []
         for (place, _), value in zip(self.parts, values, strict=True):
@@ -261,7 +259,6 @@ class LinearPolicy:
         )
 
     def save(self, folder: Path) -> Path:
-        """Writes the file into a folder, atomically."""
         content = {"format": FORMAT, **self._body()}
         folder.mkdir(parents=True, exist_ok=True)
         path, half = folder / WEIGHTS, folder / f".{WEIGHTS}.{os.getpid()}"

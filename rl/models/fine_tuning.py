@@ -62,7 +62,6 @@ class TrainingFile(models.Model):
 
     @property
     def stored_path(self) -> str:
-        """Path relative to RATCHET_HOME."""
         return f"{FOLDER}/{self.name}.jsonl"
 
 

@@ -240,8 +240,6 @@ class Evaluation(models.Model):
 
 
 class Artifact(models.Model):
-    """A file or folder exported from a policy."""
-
     policy = models.ForeignKey(Policy, on_delete=models.PROTECT, related_name="artifacts")
     format = models.CharField(max_length=16)
     quantization = models.CharField(max_length=16, blank=True)
@@ -406,7 +404,6 @@ class JudgingRound(models.Model):
 
     @property
     def is_open(self) -> bool:
-        """True while its pairs can be judged."""
         return self.status in (self.Status.ANSWERING, self.Status.RUNNING)
 
 

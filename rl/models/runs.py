@@ -231,12 +231,10 @@ class TrainingRun(models.Model):
 
     @property
     def is_unfinished(self) -> bool:
-        """True if it is at work, or waits for a worker."""
         return self.status in (self.Status.QUEUED, self.Status.RUNNING)
 
     @property
     def reason_and_step(self) -> str:
-        """The reason, and what to do about it."""
         return f"{self.reason}: {self.next_step}" if self.next_step else self.reason
 
     @property
@@ -275,8 +273,6 @@ class TrainingRun(models.Model):
 
 
 class RunMetric(models.Model):
-    """Figures of one optimiser step."""
-
     run = models.ForeignKey(TrainingRun, on_delete=models.CASCADE, related_name="metrics")
     step = models.PositiveIntegerField()
     values = models.JSONField(

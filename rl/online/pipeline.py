@@ -53,8 +53,6 @@ ACTOR = "pipeline"
 
 @dataclass(frozen=True)
 class FollowUpOptions:
-    """What to do with a policy after its evaluation."""
-
     gate: str = "champion"
     export: bool = True
     deploy: bool = False
@@ -254,7 +252,6 @@ class TrainingPipeline:
 
     @cached_property
     def plan(self) -> TrainingPlan:
-        """The planned trainings with their reasons."""
         base_model = base_model_wanted(self.agent, self.method, base_model=self.base_model)
         plan = training_plan(self.agent, self.method, base_model=base_model)
         if not plan.main.definition.policy:

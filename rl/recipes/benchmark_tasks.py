@@ -122,7 +122,6 @@ def _configuration_file(folder: Path) -> Path:
 
 
 def _configuration(file: Path, text: bytes) -> dict[str, object]:
-    """A task's configuration: an object with a name."""
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -173,7 +172,6 @@ def _read(file: Path, source: str) -> TaskFolder:
 
 
 def _item_files(config: Mapping[str, Any], file: Path) -> dict[str, Path]:
-    """Split -> its file, beside the YAML."""
     files = (config.get("dataset_kwargs") or {}).get("data_files")
     if config.get("dataset_path") != "json" or not files:
         raise TaskRefused(

@@ -207,7 +207,6 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], parameters: int) -> Self:
-        """The shape in a model's configuration (config.json)."""
         text = config.get("text_config") or config
         hidden = int(text.get("hidden_size") or text["n_embd"])
         return cls(

@@ -189,7 +189,6 @@ def promotion_of(policy: Policy, *, may_move: bool) -> Promotion:
 
 
 def gate_checklists(policy: Policy, stages: Sequence[str]) -> list[GateChecklist]:
-    """The checklists of the stages that have a gate: champion, challenger."""
     evaluation = comparison_newest(policy)
     return [gate_checklist(policy, to, evaluation) for to in (CHAMPION, CHALLENGER) if to in stages]
 

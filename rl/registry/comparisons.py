@@ -131,8 +131,6 @@ CLOSE = 1e-9
 
 @dataclass(frozen=True)
 class HeldOutAnswer:
-    """One held-out prompt with both answers."""
-
     messages: Sequence[Message]
     answer: str
     reference_answer: str

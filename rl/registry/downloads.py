@@ -13,8 +13,6 @@ from rl.registry.service import home_path
 
 @dataclass(frozen=True)
 class Download:
-    """An exported file, and what to type to use it."""
-
     artifact: Artifact
     is_file: bool
     """False for a folder, or if the file is gone."""

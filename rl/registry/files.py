@@ -43,7 +43,6 @@ def refusal(agent: str) -> str:
 
 
 def artifacts_trained(agent: str) -> dict[str, list[object]]:
-    """Successful runs and policies of an agent."""
     runs = TrainingRun.objects.filter(agent=agent, status=TrainingRun.Status.SUCCEEDED)
     trained = Policy.objects.filter(agent=agent, kind__in=(Policy.Kind.ADAPTER, Policy.Kind.LINEAR))
     return {

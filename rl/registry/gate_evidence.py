@@ -53,7 +53,6 @@ def policy_judge(policy: Policy, to: str = CHAMPION) -> GateReport | None:
 
 
 def evaluation_judged(policy: Policy, evaluation: Evaluation, to: str) -> tuple[Evidence, GateReport]:
-    """Evidence of a comparison, and its gate report."""
     bounds = gate_bounds(policy.agent)
     evidence = evidence_of(evaluation)
     if listed := bounds.benchmark_bounds:
@@ -68,7 +67,6 @@ def rival_name(policy: Policy) -> str:
 
 
 def rival_title(name: str) -> str:
-    """Title of an opponent for readers."""
     if name == "base":
         return "the base model"
     policy = Policy.objects.filter(name=name).first()
@@ -198,7 +196,6 @@ def order_facts(
 
 
 def holdout_prompts(agent: str, hashes: Collection[str]) -> int:
-    """How many of these prompts are in the agent's holdout."""
     held_out = PromptSplit.objects.filter(agent=agent, split=PromptSplit.Split.HOLDOUT)
     return sum(held_out.filter(prompt_hash__in=chunk).count() for chunk in chunks(set(hashes)))
 
@@ -251,7 +248,6 @@ def benchmark_stale(result: BenchmarkResult) -> str:
 
 
 def benchmark_command(policy: Policy, task: str, source: str = BUNDLED) -> str:
-    """The command that runs a task for a policy."""
     spec = task if source in (BUNDLED, INSTALLED, HUB) else source
     hub = " --hub" if source == HUB else ""
     return f"{PROGRAM} benchmark_model --policy {policy.name} --tasks {spec}{hub}"
@@ -298,7 +294,6 @@ def benchmark_summary(result: BenchmarkResult) -> dict[str, object]:
 
 
 def benchmark_text(result: BenchmarkResult) -> str:
-    """A result in one sentence."""
     own, base, difference = (result.figures[part] for part in ("own", "base", "difference"))
     return (
         f"{result.task} ({result.metric}): {100 * own['value']:.1f} % ± {100 * own['stderr']:.1f}, base "

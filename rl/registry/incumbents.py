@@ -73,7 +73,6 @@ def incumbent_sync(agent: str) -> Policy | None:
 
 
 def recorded_answers(policy: Policy, prompt_hashes: Collection[str]) -> dict[str, str]:
-    """Prompt hash -> the newest recorded answer of a policy."""
     hashes = sorted(set(prompt_hashes))
     found: dict[str, str] = {}
     if policy.kind == Kind.RECORDED:

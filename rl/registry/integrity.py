@@ -32,8 +32,6 @@ _telling = threading.Lock()
 
 @dataclass(frozen=True)
 class Damage:
-    """One file or folder that was compared with its record."""
-
     what: str
     """Owner of the file: `policy widgets-v3`, `snapshot 7`."""
     kind: str

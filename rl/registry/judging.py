@@ -42,8 +42,6 @@ class JudgingRefused(ValueError):
 
 @dataclass(frozen=True)
 class RoundCounts:
-    """Counts of a round, in prompts."""
-
     wins: int = 0
     losses: int = 0
     ties: int = 0
@@ -87,7 +85,6 @@ class RoundStanding:
         return Interval(self.share.value, self.share.low, self.share.high, self.share.decided)
 
     def dump(self) -> dict[str, object]:
-        """Counts and interval, as stored at the end."""
         return {**asdict(self.counts), "share": asdict(self.interval)}
 
     @property
@@ -146,7 +143,6 @@ def round_get(pk: int) -> JudgingRound:
 
 
 def rounds_of(policy: Policy) -> QuerySet[JudgingRound]:
-    """The rounds of a policy, newest first."""
     return JudgingRound.objects.filter(policy=policy).select_related("opponent").order_by("-pk")
 
 
@@ -291,7 +287,6 @@ def pairs_standing(judging: JudgingRound) -> QuerySet[JudgedPair]:
 
 
 def pair_get(judging: JudgingRound, pk: str, rater: str) -> ShownPair | None:
-    """A pair of the round by id; None if there is none."""
     try:
         pair = judging.pairs.filter(pk=uuid.UUID(pk), same=False).first()
     except ValueError:

@@ -345,7 +345,6 @@ def policy_gated(policy: Policy, to: str, *, actor: str) -> GateReport:
 
 
 def policy_reject(policy: Policy, *, actor: str, reason: str) -> Policy:
-    """Rejects a candidate or challenger for good."""
     if not reason.strip():
         raise RegistryRefused("expected a reason for the rejection, found none")
     return _move(policy, Stage.REJECTED, kind=Kind.REJECTED, actor=actor, reason=reason)

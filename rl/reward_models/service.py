@@ -176,7 +176,6 @@ def _name_next(agent: str, feedback_count: int) -> str:
 def reward_model_judge(
     version: RewardModelVersion, *, hardware: Hardware | None = None
 ) -> RewardModelVersion:
-    """Ranks the holdout with it, and stores the figures."""
     rows, snapshot = _held_out(version)
     ranking = ranking_of(rows, _scores(version, rows, hardware))
     version.ranking = {**ranking, "snapshot": snapshot.pk if snapshot else None}

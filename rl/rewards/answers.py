@@ -115,7 +115,6 @@ def answer_of(response: str, expected: object = "") -> str:
 
 
 def same_answer(response: str, expected: object) -> bool:
-    """True if a response gives this answer."""
     if isinstance(expected, (dict, list)):
         try:
             found = json.loads(answer_of(response))
@@ -321,8 +320,6 @@ ROW_COLUMNS = (*code_execution.COLUMNS, *COLUMNS)
 
 @dataclass(frozen=True)
 class RowReward:
-    """Reward of an answer to a row."""
-
     raw: float | None
     """In [-2, 2]: the mean of the functions that apply, -2 for an invalid answer; None if none applies."""
     parts: Mapping[str, RewardPart] = field(default_factory=dict)

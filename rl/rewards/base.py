@@ -108,7 +108,6 @@ class RewardEngine:
         self.components = tuple(components)
 
     def reward(self, samples: Sequence[RewardSample]) -> list[RewardResult]:
-        """One result per sample, in order."""
         columns = [component.function.score(samples) for component in self.components]
         for component, column in zip(self.components, columns, strict=True):
             if len(column) != len(samples):

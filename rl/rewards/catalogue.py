@@ -28,7 +28,6 @@ AUTO = "auto"
 
 
 def reward_models_named(specs: str) -> int:
-    """How many of the named rewards are reward models."""
     return sum(spec.strip().startswith((MODEL, AUTO)) for spec in specs.split(","))
 
 

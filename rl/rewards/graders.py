@@ -256,7 +256,6 @@ def runs_code(grader: Any) -> bool:
 
 
 def models_named(grader: Any) -> list[str]:
-    """Models that a grader asks."""
     return [part.model for part in _parts(grader) if isinstance(part, ScoreModel)]
 
 
@@ -264,7 +263,6 @@ def models_named(grader: Any) -> list[str]:
 
 
 def item_of(sample: RewardSample) -> dict[str, Any]:
-    """The training row without its prompt."""
     return {name: value for name, value in sample.facts.items() if name not in ("state", "tokens", "ended")}
 
 

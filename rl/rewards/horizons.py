@@ -36,8 +36,6 @@ HUMAN_PARTS = ("ratings", "comparisons")
 
 @dataclass(frozen=True)
 class DecisionFeedback:
-    """Feedback and outcomes of a decision so far."""
-
     verdicts: Sequence[float] = ()
     """Current ratings, each in [0, 1]."""
     comparisons: Sequence[str] = ()
@@ -50,8 +48,6 @@ class DecisionFeedback:
 
 @dataclass(frozen=True)
 class HorizonPlan:
-    """How an agent's decisions are rewarded."""
-
     functions: Sequence[RewardFunction]
     """Reward functions of the immediate horizon."""
     facts: RewardFacts
@@ -72,8 +68,6 @@ class HorizonReward(TypedDict):
 
 @dataclass(frozen=True)
 class RewardBreakdown:
-    """A reward with all its parts."""
-
     raw: float | None
     """In [-2, 2]; None without any evidence."""
     horizons: Mapping[str, float | None]

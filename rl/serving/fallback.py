@@ -128,7 +128,6 @@ def backends() -> list[Backend]:
 
 
 def local_engines() -> list[Engine]:
-    """The servers of LOCAL_BACKENDS."""
     return [
         server.engine
         for server in backends()

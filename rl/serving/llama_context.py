@@ -210,7 +210,6 @@ class LlamaContext:
         slot.key = key
 
     def _save_prompt(self, slot: Slot) -> None:
-        """Save the prompt of a slot before the slot is given to another adapter."""
         size = (
             self._lib.llama_state_seq_get_size(slot.pointer, 0)
             if len(slot.tokens) >= MIN_SHARED_TOKENS
@@ -223,7 +222,6 @@ class LlamaContext:
             self._prompt_cache.put(slot.key, slot.tokens.copy(), state)
 
     def _restore_prompt(self, slot: Slot, wanted: Sequence[int]) -> None:
-        """Restore the saved prompt of an empty slot's adapter, where the wanted prompt shares its beginning."""
         entry = self._prompt_cache.get(slot.key)
         if slot.tokens or entry is None or tokens_shared(entry[0], wanted) < MIN_SHARED_TOKENS:
             return
@@ -351,7 +349,6 @@ class LlamaContext:
                 self._lib.llama_memory_seq_rm(slot.memory, place, -1, -1)
 
     def forget(self) -> None:
-        """Empty the slots and the prompt cache."""
         self._prompt_cache.clear()
         for slot in self._slots:
             self._empty(slot)

@@ -26,10 +26,8 @@ from rl.serving.gateway import RecordingImpossible
 MARK = "playground"
 """Key of a decision's metadata with the user who asked on the playground."""
 MAX_POLICIES = 6
-"""Policies asked at once."""
 POLICIES_OFFERED = 12
 EXAMPLES = 6
-"""Recent prompts offered."""
 LOOK = 200
 """Newest decisions among which examples are looked for."""
 SYSTEM_LOOK = 50

@@ -409,7 +409,6 @@ def _model(policy: Policy | None) -> Model | None:
 
 
 def serving_settings(agent: str) -> ServingSettings:
-    """An agent's settings, or the defaults where it has no row."""
     return _settings.get(
         agent, lambda: ServingSettings.objects.filter(agent=agent).first() or ServingSettings(agent=agent)
     )

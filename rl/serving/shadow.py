@@ -214,8 +214,6 @@ NEWEST = 1_000
 
 @dataclass(frozen=True)
 class ShadowFigures:
-    """A shadow's answers so far."""
-
     answers: int
     refused: int
     cost_usd: float

@@ -28,8 +28,6 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class UpstreamTest:
-    """What an upstream answered, and what it took."""
-
     name: str
     answer: str
     latency_ms: float

@@ -32,8 +32,6 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference with its confidence interval."""
-
     value: float
     low: float
     high: float

@@ -51,7 +51,6 @@ class ToolPrompt(list[Message]):
 
 
 def tools_of(messages: Sequence[Message]) -> list[Row]:
-    """The tools of a prompt; a plain list of messages has none."""
     return getattr(messages, "tools", [])
 
 

@@ -217,7 +217,6 @@ GENERAL_TOKENS = 90
 
 
 def tokens_mean(micros: Sequence[Micro]) -> float:
-    """Mean tokens of a micro-batch."""
     return sum(len(i.prompt_ids) + len(i.response_ids) for micro in micros for i in micro) / len(micros)
 
 
@@ -327,7 +326,6 @@ def _warm_up_passes(recipe: AnswerRecipe, responses: int, micros: Sequence[Micro
 
 @estimated("response")
 def kto(planned: Planned[KTORecipe]) -> Work | None:
-    """Work of `KTOTrainer.train(rows)`."""
     recipe, rows = planned.recipe, len(planned.rows)
     items = planned.column(planned.sample, "completion").items
     if not items:
@@ -360,7 +358,6 @@ def _passes(planned: Planned[RecipeT]) -> tuple[float, float]:
 
 @estimated("demonstration")
 def sft(planned: Planned[SFTRecipe]) -> Work | None:
-    """Work of `SFTTrainer.train(rows)`."""
     recipe = planned.recipe
     items = planned.column(planned.sample, "completion", turns=True).items
     if not items:
@@ -449,7 +446,6 @@ def ppo(planned: Planned[PPORecipe]) -> Work | None:
 
 @estimated("prompt")
 def grpo(planned: Planned[GRPORecipe]) -> Work | None:
-    """Work of `GRPOTrainer.train(rows)`."""
     recipe, steps = planned.recipe, planned.steps
     if (prompts := _prompts(planned)) is None:
         return None

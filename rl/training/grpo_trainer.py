@@ -76,7 +76,6 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
         self.add_callback(_Evaluator(self, recipe.eval_steps))
 
     def answer_forms(self, policy: LoadedPolicy) -> AnswerForms:
-        """Forms that answers are sampled within."""
         if not self.context.recipe.constrains or is_sharded(self):
             return policy.answer_forms()
         forms = answer_forms(policy, self.context.agent, self.prompts, self.eval_prompts)

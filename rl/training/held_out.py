@@ -66,7 +66,6 @@ class HeldOutPrompt:
 
 
 def prompt_key(messages: Sequence[Message]) -> str:
-    """Key that is equal for equal prompts."""
     return json.dumps(messages, sort_keys=True)
 
 
@@ -174,7 +173,6 @@ class AnswerJudge:
         return self.does_one_of(answer, truth) if truth else None
 
     def does_one_of(self, answer: str, responses: Sequence[str]) -> bool:
-        """True if an answer does what one of these does."""
         return self.action(answer) in {self.action(response) for response in responses}
 
 
@@ -354,7 +352,6 @@ def _evidence(kind: str, stored: list[dict[str, object]]) -> OtherEvidence:
 
 
 def agreement_check(asked: Sequence[HeldOutPrompt], judge: AnswerJudge) -> Check:
-    """Check that an answer does what one that people wrote does."""
     written = {id(prompt.row): {judge.action(text) for text in prompt.demonstrations} for prompt in asked}
 
     def check(rows: Sequence[Row], answers: Sequence[str]) -> list[float | None]:

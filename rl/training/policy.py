@@ -119,7 +119,6 @@ class LoadedPolicy:
         return None
 
     def constraints(self, forms: Sequence[AnswerForm]) -> AnswerConstraints:
-        """Constraints of a batch of answers by their forms, as `constraint`."""
         return AnswerConstraints(
             [self.constraint(form) for form in forms], self.encoder.stop_ids, self._vocabulary_size
         )

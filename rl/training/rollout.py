@@ -25,10 +25,7 @@ from rl.training.result import TrainingFailed
 
 @dataclass(frozen=True)
 class Rollout:
-    """One sampled response."""
-
     prompt: int
-    """Index of the prompt."""
     item: EncodedResponse
     """Prompt and response as tokens; the response has at least one."""
     ended: bool

@@ -34,14 +34,10 @@ class AnswersOnly(Protocol):
     """A side that gives answers and no log-probabilities."""
 
     @property
-    def name(self) -> str:
-        """The policy's name."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def title(self) -> str:
-        """Its name in sentences."""
-        ...
+    def title(self) -> str: ...
 
     def answers(self, prompts: Sequence[HeldOutPrompt]) -> list[Generation | None]:
         """The answer to each prompt; None where there is none."""
@@ -112,7 +108,6 @@ class LinearSide:
         return [(chosen, rejected) for chosen, rejected in scored]
 
     def responses(self, rows: Sequence[Row]) -> list[ResponseScore]:
-        """Scores of the completion of each row."""
         return [self.logps(row, number, ("completion",))[0] for number, row in enumerate(rows)]
 
     def reference(self, rows: Sequence[Row]) -> list[ResponseScore]:
@@ -240,7 +235,6 @@ def generate_answers(
 def _likeliest_choices(
     policy: LoadedPolicy, prompts: Sequence[Sequence[Message]], choices: Sequence[Sequence[str]]
 ) -> list[Generation]:
-    """The likeliest of the listed answers to each prompt that has some."""
     items = [(prompt, answer) for prompt, listed in zip(prompts, choices, strict=True) for answer in listed]
     scores = iter(score_responses(policy, items) if items else ())
     found = []

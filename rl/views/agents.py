@@ -125,7 +125,6 @@ REWARDS_AT_ONCE = 2000
 
 @button(SCOPE_PERMISSIONS["operate"])
 def agent_rewards(request: HttpRequest, slug: str) -> HttpResponse:
-    """Calculate the rewards of an agent's decisions."""
     try:
         found = rewards_calculate(slug, limit=REWARDS_AT_ONCE)
     except RewardsRefused as refusal:

@@ -14,7 +14,6 @@ from rl.flywheel import flywheel, flywheel_step
 
 @page(SCOPE_PERMISSIONS["operate"])
 def flywheel_page(request: HttpRequest, slug: str) -> HttpResponse:
-    """The five stations of one agent."""
     if slug not in agent_slugs():
         raise Http404(f"no agent {slug}")
     return render(request, "rl/flywheel.html", {"slug": slug, "wheel": flywheel(slug)})

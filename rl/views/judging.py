@@ -212,7 +212,6 @@ def judging_round(request: HttpRequest, pk: int) -> HttpResponse:
 
 @button(MOVE)
 def judging_stop(request: HttpRequest, pk: int) -> HttpResponse:
-    """End a round with the verdict it has now."""
     judging = _round_or_404(str(pk))
     try:
         round_stop(

@@ -146,7 +146,6 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
 
 @page_for("operate")
 def policy_file(request: HttpRequest, name: str, pk: int) -> HttpResponseBase:
-    """An exported file of a policy, as a download."""
     path = artifact_file(get_object_or_404(Artifact, policy__name=name, pk=pk))
     if path is None:
         raise Http404("the exported file is a folder, or is gone")
@@ -302,7 +301,6 @@ class OffPolicySummary:
 
 
 def off_policy_summary(evaluations: Iterable[Evaluation]) -> OffPolicySummary | None:
-    """Of the newest evaluation that asked the log; None where none did."""
     for evaluation in evaluations:
         found = evaluation.figures.get("off_policy")
         if isinstance(found, dict) and evaluation.split != "file":  # a file is not asked what the log says

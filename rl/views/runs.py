@@ -81,8 +81,6 @@ def stations_of(card: AgentCard) -> Stations:
 
 
 class GuideStep(NamedTuple):
-    """One step of the guided start."""
-
     key: str
     title: str
     state: str
@@ -230,7 +228,6 @@ class RunsDiff:
 
 
 def runs_diff(runs: Sequence[TrainingRun], series: Sequence[Mapping[str, object]]) -> RunsDiff:
-    """The diff of runs with their snapshots and policies, and their figures as `run_series` gives them."""
     facts = [_facts(run) for run in runs]
     names = list(dict.fromkeys(name for known in facts for name in known))
     rows = [RunDifference(name, [_text(known.get(name)) for known in facts]) for name in names]
@@ -431,7 +428,6 @@ def _omissions(found: TrainingRun) -> list[tuple[str, str, int]]:
 
 @button("rl.change_trainingrun")
 def run_cancel(request: HttpRequest, pk: int) -> HttpResponse:
-    """Stop a run, in the name of who pressed it."""
     found = run_get(pk)
     if found is None:
         raise Http404(f"no run {pk}")

@@ -80,7 +80,6 @@ def connect_page(request: HttpRequest, slug: str, *, status: int = 200, **more: 
 
 
 def start_address(agent: str, **more: str) -> str:
-    """Address of the guided start of an agent."""
     return f"{reverse('start')}?{urlencode({'agent': agent, **more})}"
 
 
@@ -371,7 +370,6 @@ def start_take(request: HttpRequest) -> HttpResponse:
 
 
 def _session_upload(request: HttpRequest) -> Upload | None:
-    """The lines of this session that the form names."""
     upload = Upload.of(request.session.get(UPLOAD_KEY) or {})
     return upload if upload is not None and upload.token == request.POST.get("token") else None
 

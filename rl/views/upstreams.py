@@ -49,7 +49,6 @@ ASKED = ("name", "url", "model", "dialect", "key_env")
 @permission_required(OPERATE, raise_exception=True)
 @require_http_methods(["GET", "HEAD", "POST"])
 def upstreams(request: HttpRequest) -> HttpResponse:
-    """Every upstream, and a form that adds one."""
     if request.method != "POST":
         return _page(request)
     values = {name: request.POST.get(name, "").strip() for name in ASKED}
@@ -115,8 +114,6 @@ QUESTION = "My parcel is late. What can I do?"
 
 
 class Provider(NamedTuple):
-    """A provider that the page offers."""
-
     key: str
     title: str
     url: str
