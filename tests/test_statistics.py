@@ -17,7 +17,6 @@ from rl.statistics import (
     wilson_interval,
 )
 from rl.statistics.concordance import gini_concordance, gini_concordance_p
-from rl.statistics.intervals import cross_fitted
 from rl.statistics.permutation import draws_for, lopsided_mean_p, monte_carlo_p, sign_flip_p
 from rl.statistics.sequential import BETTER, NOT_WORSE, OPEN, WORSE, WinShare, log_evidence, share_low
 from tests.support.judging_worlds import JudgingWorld
@@ -213,33 +212,6 @@ def test_what_is_not_finite_is_refused(bad: float) -> None:
         gini_concordance([1, 0], [bad, 1])
     with pytest.raises(ValueError, match="finite"):
         sign_flip_p([bad])
-
-
-def test_a_score_that_knows_nothing_gives_the_share_of_the_liked() -> None:
-    values = [1.0, 1.0, 1.0, 0.0] * 10
-    known = cross_fitted(values, [0.0] * 40, range(40))
-    # in each fold 32 others, 24 liked: (24 + 1) / (32 + 2)
-    assert known.probabilities == pytest.approx([25 / 34] * 40)
-    assert known.brier[3] == pytest.approx((25 / 34) ** 2)
-    # a score that is lower for what is liked earns nothing by being turned round
-    against = cross_fitted(values, [-value for value in values], range(40))
-    assert against.probabilities == pytest.approx([25 / 34] * 40)
-
-
-def test_a_score_that_knows_is_believed_only_where_it_was_not_fitted() -> None:
-    random = np.random.default_rng(3)
-    scores = random.standard_normal(2000)
-    truth = 1 / (1 + np.exp(-(2 * scores + 0.5)))
-    liked = (random.random(2000) < truth).astype(float)
-    known = cross_fitted(liked.tolist(), scores.tolist(), range(2000))
-    assert np.abs(np.array(known.probabilities) - truth).mean() < 0.03
-    best = float(-(truth * np.log(truth) + (1 - truth) * np.log1p(-truth)).mean())
-    assert np.mean(known.log_losses) == pytest.approx(best, abs=0.03)
-    # answers to one prompt stand in one fold: a prompt of its own label cannot vouch for itself
-    noise = cross_fitted(
-        (random.random(300) < 0.5).astype(float).tolist(), random.standard_normal(300).tolist(), range(300)
-    )
-    assert np.mean(noise.log_losses) > math.log(2) - 0.005
 
 
 def test_a_lopsided_mean() -> None:

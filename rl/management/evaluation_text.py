@@ -136,18 +136,6 @@ def kind_cells(figures: dict[str, Any], compared: bool) -> list[str]:
     return [*cells, f"{figures['against_value']:.3f}{unit}"] if compared else cells
 
 
-def knowledge_text(known: dict[str, Any]) -> str:
-    """Log-loss of the calibrated probability of being liked."""
-    difference = known["log_loss_difference"]
-    return (
-        f"As a calibrated probability of being liked: log-loss {known['log_loss']:.3f} nats an answer (a coin 0.693), "
-        f"{known['against_log_loss']:.3f} for the other; difference {difference['value']:+.3f} "
-        f"[{difference['low']:+.3f}, {difference['high']:+.3f}], below 0 is better."
-        if difference["low"] is not None
-        else f"As a calibrated probability of being liked: log-loss {known['log_loss']:.3f} nats an answer."
-    )
-
-
 def verdict(result: dict[str, Any]) -> str:
     """Whether the policy is better, with figures: the gate's interval if it has one, else the 95 % interval."""
     comparison = result["comparison"]

@@ -32,7 +32,7 @@ from rl.gates.evidence_kinds import (
     TESTS,
 )
 from rl.statistics import mean_interval, wilson_interval
-from rl.statistics.intervals import Figure, cross_fitted
+from rl.statistics.intervals import Figure
 from rl.training.chat_template import prompt_messages, response_text
 from rl.training.policy import Generation
 from rl.training.scoring import ResponseScore
@@ -312,7 +312,6 @@ def rated_evidence(
         found = effect.interval(0.95)
         shown = {"value": found.value, "low": found.low, "high": found.high}
         figures["concordance"] = {name: 0.5 + value for name, value in shown.items()} | {"n": effect.n}
-    figures["probability_liked"] = _knowledge(entries)
     return OtherEvidence(kind, entries, figures)
 
 
@@ -419,27 +418,6 @@ def side_figure(stored: Sequence[Row], side: str) -> Figure:
     if all(value in (0.0, 1.0) for value in values):
         return wilson_interval(round(sum(values)), len(values)).as_dict()
     return mean_interval(values).as_dict()
-
-
-def _knowledge(stored: Sequence[Row]) -> dict[str, object]:
-    """Fit of each side's log-ratio to the base to people's ratings, as a calibrated probability.
-
-    log_loss in nats (0.693 for a coin) and brier, per answer; the differences are the policy's minus the other's, over
-    prompts: below 0 it knows better.
-    """
-    values, prompts = [one["value"] for one in stored], [one["prompt_hash"] for one in stored]
-    own, other = (cross_fitted(values, [one[side] for one in stored], prompts) for side in ("own", "other"))
-    found: dict[str, Any] = {}
-    for name, mine, theirs in (
-        ("log_loss", own.log_losses, other.log_losses),
-        ("brier", own.brier, other.brier),
-    ):
-        by_prompt: dict[str, list[float]] = {}
-        for prompt, one, another in zip(prompts, mine, theirs, strict=True):
-            by_prompt.setdefault(prompt, []).append(one - another)
-        found[name], found[f"against_{name}"] = _mean(mine), _mean(theirs)
-        found[f"{name}_difference"] = mean_interval([_mean(gains) for gains in by_prompt.values()]).as_dict()
-    return found
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ from backend.command import CommandOptions, RatchetCommand, Result
 from backend.installation import file_replace
 from rl.datasets.prompt_clusters import cluster_text
 from rl.evaluation.service import EvaluationOrder, evaluate
-from rl.gates.evidence_kinds import LABELS, OUTCOMES, PAIRS
+from rl.gates.evidence_kinds import PAIRS
 from rl.gates.headlines import (
     TITLES,
     baseline_text,
@@ -25,7 +25,6 @@ from rl.management.evaluation_text import (
     MEASURES,
     evidence_text,
     kind_cells,
-    knowledge_text,
     look_text,
     next_after_evaluation,
     off_policy_text,
@@ -130,9 +129,6 @@ class Command(RatchetCommand[Options, Result]):
         self.table(*_figures(result, liked))
         if quantised := result.get("quantised"):
             self.stdout.write(quantised_text(quantised))
-        for kind in (LABELS, OUTCOMES):
-            if knowledge := result["evidence"].get(kind, {}).get("probability_liked"):
-                self.stdout.write(knowledge_text(knowledge))
         if result["simulated_share"]:
             self.stdout.write(
                 f"{100 * result['simulated_share']:.0f} % of the held-out ratings are SIMULATED."
