@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from feedback.services import comparison_submit, decision_record, rating_submit
+from rl.agents import AGENTS
 from rl.datasets import DatasetRefused, snapshot_rows
 from rl.datasets.demonstrations import preferred_rows
 from rl.datasets.feedback_types import known_digest, known_rows
@@ -208,7 +209,7 @@ def test_thumbs_on_a_built_in_agent_are_left_to_kto_and_pairs_are_not() -> None:
         MethodChoice("dpo", "auto took dpo: 40 pairs"),
         MethodChoice("kto", "auto took kto: 40 good"),
     )
-    found = [_of_preferred("librarian", like, "pairs", prepared) for like in (pairs, thumbs)]  # type: ignore[arg-type]
+    found = [_of_preferred(AGENTS["librarian"], like, "pairs", prepared) for like in (pairs, thumbs)]  # type: ignore[arg-type]
     assert [choice and choice.method for choice in found] == ["sft", None]
 
 

@@ -12,7 +12,6 @@ from rl.agents.base import UNREADABLE, Agent, JsonObject
 from rl.datasets.feedback_types import NEUTRAL, Row
 from rl.datasets.snapshots import DatasetRefused
 from rl.linear.rows import single_text
-from rl.models.agent_definitions import agent_served
 from rl.recipes import PREFERRED, SFTRecipe
 
 MOST_ITEMS = 3
@@ -109,7 +108,7 @@ def _draw_list(schema: Mapping[str, Any], random: Random) -> list[object]:
 
 
 def demonstration_rows(
-    recipe: SFTRecipe, train: Sequence[Row], held_out: Sequence[Row], agent: str
+    recipe: SFTRecipe, train: Sequence[Row], held_out: Sequence[Row], agent: Agent
 ) -> tuple[list[Row], list[Row], str]:
     """(training demonstrations, held-out demonstrations, note on their origin), by `recipe.teacher`.
 
@@ -120,9 +119,8 @@ def demonstration_rows(
         note = "the answers that people preferred or liked are the demonstrations, of {:,} prompts"
         lack = "an answer that people preferred or liked: rate at /rate/?agent={}, or write corrections"
     else:
-        served = agent_served(agent)
         demonstrations, eval_rows = (
-            draw_answers(rows, served, seed=recipe.seed) for rows in (train, held_out)
+            draw_answers(rows, agent, seed=recipe.seed) for rows in (train, held_out)
         )
         note = "the form was shown: a valid answer, drawn by lot, to each of {:,} prompts"
         lack = (
@@ -130,7 +128,7 @@ def demonstration_rows(
             "/rate/?agent={}, or correct some"
         )
     if not demonstrations:
-        raise DatasetRefused(f"agent {agent}: none of {len(train):,} rows has {lack.format(agent)}")
+        raise DatasetRefused(f"agent {agent.slug}: none of {len(train):,} rows has {lack.format(agent.slug)}")
     return demonstrations, eval_rows, note.format(len(demonstrations))
 
 

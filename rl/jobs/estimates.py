@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from backend.installation import PROGRAM
 from feedback.selectors import agent_slugs, feedback_counts
+from rl.agents.base import Agent
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.stats import score_summaries
 from rl.jobs.lifecycle import TrainOrder, base_model_for, run_dispatch, run_enqueue
@@ -25,7 +26,6 @@ from rl.jobs.teachability import teachability_warning
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.linear.rows import LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
-from rl.models.agent_definitions import agent_served
 from rl.models.runs import LEARNER, RunRefused
 from rl.recipes import DATASET_CONFIG, DISTIL, RewardModelRecipe, recipe_named
 from rl.recipes.methods import dataset_kind
@@ -156,7 +156,7 @@ def _stage(order: TrainOrder) -> StageEstimate:
     except DatasetRefused as refusal:
         refusal_text = str(refusal)
     if not adapter and not refusal_text:
-        refusal_text = _no_choice(order.agent, prepared)
+        refusal_text = _no_choice(order.served, prepared)
     steps = recipe.steps(samples) if adapter else 1
     base_model = base_model_for(order)
     seconds, by = _seconds_per_step(earlier)
@@ -182,11 +182,10 @@ def _stage(order: TrainOrder) -> StageEstimate:
     )
 
 
-def _no_choice(agent: str, prepared: PreparedDataset) -> str:
+def _no_choice(agent: Agent, prepared: PreparedDataset) -> str:
     """Reason that a linear policy cannot learn from a dataset; empty where it can."""
     try:
-        known = agent_served(agent)
-        answers_of(choices_of(prepared.rows("train"), known).rows, known)
+        answers_of(choices_of(prepared.rows("train"), agent).rows, agent)
     except LinearRefused as refusal:
         return str(refusal)
     return ""

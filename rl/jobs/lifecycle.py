@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from django_q.tasks import async_task
 
 from backend.installation import PROGRAM
 from backend.notifications import notify
+from rl.agents.base import Agent
 from rl.base_models.service import BaseModel, agent_base_model, base_model_given
 from rl.base_models.sources import SourceRefused
 from rl.datasets import DatasetRefused, DatasetTooSmall
 from rl.datasets.rows import FeedbackFile
 from rl.models import TrainingRun
+from rl.models.agent_definitions import agent_served
 from rl.models.runs import LEARNER, RunRefused, run_folder
 from rl.recipes import recipe_named
 from rl.recipes.base import Method
@@ -71,6 +74,10 @@ class TrainOrder:
     def definition(self) -> Method:
         """The method itself. Raises RecipeError where no method has this name."""
         return method_named(self.method)
+
+    @cached_property
+    def served(self) -> Agent:
+        return agent_served(self.agent)
 
     @property
     def asked_by_learner(self) -> bool:

@@ -18,7 +18,6 @@ from rl.linear.fit import MEMORY_GB, PENALTIES, SECONDS_PER_ROW, FittedPolicy, f
 from rl.linear.model import FIELDS, WEIGHTS, LinearPolicy
 from rl.linear.rows import PAIRS_AND_SCORES, SCORES, LinearChoice, LinearRefused, answers_of, choices_of
 from rl.models import TrainingRun
-from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused, run_folder
 from rl.recipes import LinearRecipe
 from rl.recipes.linear import AUTO
@@ -48,7 +47,7 @@ def fitted_by(recipe: LinearRecipe, rows: Sequence[Row], agent: Agent) -> Fitted
     return fit(rows, agent, penalties=penalties, families=families, seed=recipe.seed)
 
 
-def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
+def run_fit(run: TrainingRun, agent: Agent, listener: RunListener) -> TrainResult:
     """Train the linear policy of a claimed run. Writes nothing but its folder. Raises TrainingRefused."""
     from rl.training.result import TrainingRefused, TrainResult
 
@@ -56,7 +55,6 @@ def run_fit(run: TrainingRun, listener: RunListener) -> TrainResult:
         raise RunRefused(f"run {run.pk} has no snapshot to train on")
     began = time.perf_counter()
     recipe = LinearRecipe.from_dict(run.recipe)
-    agent = agent_served(run.agent)
     rows, eval_rows = (list(snapshot_rows(run.snapshot, split)) for split in ("train", "eval"))
     listener.on_start(1)
     listener.on_phase("fitting")
@@ -116,14 +114,13 @@ def _is_right(policy: LinearPolicy, row: LinearChoice) -> bool:
     )
 
 
-def plan_of(prepared: PreparedDataset, agent: str) -> dict[str, object]:
+def plan_of(prepared: PreparedDataset, agent: Agent) -> dict[str, object]:
     """Facts of a dry run beyond the counts of its dataset. Raises TrainingRefused as the training would."""
     from rl.training.result import TrainingRefused
 
     try:
-        served = agent_served(agent)
-        choices = choices_of(prepared.rows("train"), served)
-        answers = answers_of(choices.rows, served)
+        choices = choices_of(prepared.rows("train"), agent)
+        answers = answers_of(choices.rows, agent)
     except LinearRefused as refusal:
         raise TrainingRefused(str(refusal)) from refusal
     prompts = len({row.group for row in choices.rows})

@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 
 from rl.agents import AGENTS
-from rl.agents.base import names_values
+from rl.agents.base import Agent, names_values
 from rl.bundled_models import BUNDLED
 from rl.datasets import DatasetRefused, PreparedDataset, prepare_training_dataset
 from rl.datasets.builder import FEWEST_ROWS
@@ -126,7 +126,7 @@ def method_chosen(
 
     Raises RecipeError for an unknown name.
     """
-    need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
+    need, served = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples, agent_served(agent)
 
     def prepare(kind: str) -> PreparedDataset | None:
         return _prepare(agent, kind, need, source)
@@ -137,7 +137,7 @@ def method_chosen(
     if wanted == DISTIL:
         return _distil(agent, prepare, need)
     if wanted == REWARD_MODEL:
-        return _reward_model(agent, min_samples, source, base_model)
+        return _reward_model(served, need, source, base_model)
     if wanted == LINEAR:
         like = method_chosen(agent, "auto", min_samples=min_samples, **source)
         feedback = LINEAR_FEEDBACK.get(like.method, "scores")
@@ -149,9 +149,9 @@ def method_chosen(
     if wanted != "auto":
         return MethodChoice(method_named(wanted).slug, f"{wanted} was asked for")
     chosen = (
-        _of_feedback(agent, base_model, need, source)
+        _of_feedback(served, base_model, need, source)
         # ten thumbs and corrections are enough together, though no kind has ten of its own
-        or (_of_feedback(agent, base_model, FEWEST_ROWS, source) if min_samples is None else None)
+        or (_of_feedback(served, base_model, FEWEST_ROWS, source) if min_samples is None else None)
         or _of_rewards(prepare("scores"))
         or _of_prompts(prepare("prompts"), need)
     )
@@ -198,11 +198,11 @@ def _distil(agent: str, prepare: Callable[[str], PreparedDataset | None], need: 
 NOTHING_TEACHES = "auto took dpo: no method has enough samples yet"
 
 
-def _of_feedback(agent: str, base_model: str, need: int, source: dict[str, object]) -> MethodChoice | None:
+def _of_feedback(agent: Agent, base_model: str, need: int, source: dict[str, object]) -> MethodChoice | None:
     """The method of what people said and wrote; None where no kind of it has `need` rows."""
 
     def prepare(kind: str) -> PreparedDataset | None:
-        return _prepare(agent, kind, need, source)
+        return _prepare(agent.slug, kind, need, source)
 
     datasets = {slug: prepare(METHODS[slug].kind) for slug in ("dpo", "kto", "sft")}
     pairs, labels, shown = (
@@ -232,15 +232,12 @@ LINEAR_FEEDBACK = {"dpo": "pairs", "sft": "corrections"}
 """Method that `auto` takes -> the feedback a linear policy then learns from; else from scores, which thumbs are too."""
 
 
-def _reward_model(
-    agent: str, min_samples: int | None, source: dict[str, object], base_model: str
-) -> MethodChoice:
+def _reward_model(agent: Agent, need: int, source: dict[str, object], base_model: str) -> MethodChoice:
     """A reward model's objective: pairwise where pairs hold a quarter of the judged responses, binary for thumbs,
     regression for scores, stars and rewards; and the better of a linear one and a score head where the base is a
     bundled one. What RATCHET_CONFIG says goes before both."""
     configured = settings.RATCHET_CONFIG.get(REWARD_MODEL, {})
-    need = DATASET_CONFIG["min_samples"] if min_samples is None else min_samples
-    prepared = {kind: _prepare(agent, kind, need, source) for kind in ("pairs", "scores")}
+    prepared = {kind: _prepare(agent.slug, kind, need, source) for kind in ("pairs", "scores")}
     objective, reason = _objective(prepared["pairs"], prepared["scores"])
     knobs = {"objective": objective}
     reason = f"objective {objective}: {reason}"
@@ -253,16 +250,16 @@ def _reward_model(
     return MethodChoice(REWARD_MODEL, reason, knobs)
 
 
-def _is_read_by_words(agent: str, rows: PreparedDataset | None) -> bool:
+def _is_read_by_words(agent: Agent, rows: PreparedDataset | None) -> bool:
     """True of answers whose worth stands in their values: JSON whose schema names every one, and a choice among few.
 
     Not of free text, within JSON or not: who is rewarded by a bag of words learns to name words.
     """
-    served, train = agent_served(agent), list(rows.rows("train")) if rows else []
-    if train and all(names_values(served.schema_served(row.get("state"))) for row in train[:FEW_SEEN]):
+    train = list(rows.rows("train")) if rows else []
+    if train and all(names_values(agent.schema_served(row.get("state"))) for row in train[:FEW_SEEN]):
         return True
     try:
-        prompts_teachable(train, served)
+        prompts_teachable(train, agent)
     except LinearRefused:
         return False
     return True
@@ -411,16 +408,15 @@ def _of_both(
 
 
 def _of_preferred(
-    agent: str, like: MethodChoice, feedback: str, rows: PreparedDataset | None
+    agent: Agent, like: MethodChoice, feedback: str, rows: PreparedDataset | None
 ) -> MethodChoice | None:
     """SFT on the answers that were preferred or liked; None for wordings, for a choice, for too few of them, and for
     thumbs on a built-in agent, whose answers the base can write already: KTO hears what was disliked, too."""
-    served = agent_served(agent)
-    if rows is None or not served.structured or (agent in AGENTS and like.method == "kto"):
+    if rows is None or not agent.structured or (agent.slug in AGENTS and like.method == "kto"):
         return None
     train = list(rows.rows("train"))
     try:
-        prompts_teachable(train, served)
+        prompts_teachable(train, agent)
     except LinearRefused:
         preferred = len(preferred_rows(train))
     else:

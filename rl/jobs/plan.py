@@ -29,7 +29,6 @@ from rl.jobs.stages import stage_limits
 from rl.jobs.teachability import teachability_warning
 from rl.jobs.trainer import base_measured, code_version, hardware_of, recipe_opened
 from rl.models import Snapshot, TrainingRun
-from rl.models.agent_definitions import agent_served
 from rl.models.learning import learner_settings
 from rl.models.runs import LEARNER, RunRefused
 from rl.recipes import BASE, BasicRecipe, Recipe, SFTRecipe
@@ -171,7 +170,7 @@ def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> d
     dataset = dataset_prepare(order, recipe, feedback_unlearnt(order), dry_run=True)
     recipe = recipe_sized(order, recipe, dataset, hardware)
     if hardware is None or not isinstance(recipe, Recipe):
-        expected = linear_runs.plan_of(dataset, order.agent)
+        expected = linear_runs.plan_of(dataset, order.served)
     else:
         recipe, expected = _adapter_plan(order, recipe, dataset, hardware, phase)
     distance = distance_of_prepared(dataset, order.agent)
@@ -206,14 +205,14 @@ def _adapter_plan(
     base_model = base_model_for(order)
     rows, eval_rows = list(prepared.rows("train")), list(prepared.rows("eval"))
     if isinstance(recipe, SFTRecipe) and recipe.is_taught:
-        rows, eval_rows, _ = demonstration_rows(recipe, rows, eval_rows, order.agent)
+        rows, eval_rows, _ = demonstration_rows(recipe, rows, eval_rows, order.served)
         recipe = recipe.refit_to_rows(len(rows))
     phase("checking the rows as tokens")
     samples, left_out = preflight.tokens_check(
         base_model, recipe, rows, eval_rows, settings.RATCHET_HOME / "cache"
     )
     base = base_measured(base_model, recipe, hardware)
-    with agent_resolve(agent_served(order.agent)):
+    with agent_resolve(order.served):
         look = preflight.plan_check(
             base,
             recipe_opened(recipe),

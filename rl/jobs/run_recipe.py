@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 
 from rl.agents import agent_resolve
+from rl.agents.base import Agent
 from rl.bundled_models import BUNDLED, resolve_base_model
 from rl.datasets import PreparedDataset
 from rl.datasets.feedback_types import Row
@@ -25,7 +26,6 @@ from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.jobs.method_selection import REWARD_MODEL, method_chosen
 from rl.jobs.stages import SFT_SHARE, STAGE_SHARE
 from rl.jobs.trainer import base_measured, import_reference, start_resolved
-from rl.models.agent_definitions import agent_served
 from rl.recipes import STAGE_STARTS, Recipe, recipe_named
 from rl.recipes.base import AnswerRecipe, BasicRecipe
 from rl.recipes.fit import (
@@ -114,7 +114,7 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Basic
     if order.method == REWARD_MODEL:
         knobs = _judge_knobs(order, {*knobs, *configuration}) | knobs
     recipe = recipe_named(order.method, name, settings.RATCHET_CONFIG.get(order.method)).with_knobs(**knobs)
-    recipe = _with_lengths(recipe, order.agent, {*knobs, *configuration})
+    recipe = _with_lengths(recipe, order.served, {*knobs, *configuration})
     recipe = _with_general_prompts(recipe, order, {*knobs, *configuration})
     if isinstance(recipe, LinearRecipe):
         return name, linear_runs.feedback_resolved(order, recipe)
@@ -216,7 +216,7 @@ def training_estimate(
     """Steps, minutes and memory of a training by the estimate of its method, and its measured speed."""
     method = order.definition
     sampled = {"agent": order.agent} if method.kind == "prompts" else {}
-    with agent_resolve(agent_served(order.agent)):
+    with agent_resolve(order.served):
         expected: Estimate = import_reference(order.method, method.estimate)(
             base_model_for(order), recipe, rows, hardware=hardware, base=base, **sampled
         )
@@ -251,14 +251,13 @@ def _judge_knobs(order: TrainOrder, named: Collection[str]) -> dict[str, Any]:
     return {knob: value for knob, value in chosen.knobs.items() if knob not in named}
 
 
-def _with_lengths(recipe: BasicRecipe, agent: str, named: Collection[str]) -> BasicRecipe:
+def _with_lengths(recipe: BasicRecipe, agent: Agent, named: Collection[str]) -> BasicRecipe:
     """The recipe with lengths for prompts and answers of an agent that says how long its are, in knobs nobody named."""
-    known = agent_served(agent)
-    if known.max_prompt_tokens is None or not isinstance(recipe, Recipe):
+    if agent.max_prompt_tokens is None or not isinstance(recipe, Recipe):
         return recipe
     room = {
-        "max_length": known.max_prompt_tokens + known.max_new_tokens,
-        "max_new_tokens": known.max_new_tokens,
+        "max_length": agent.max_prompt_tokens + agent.max_new_tokens,
+        "max_new_tokens": agent.max_new_tokens,
     }
     knobs = recipe.as_dict()
     return recipe.with_knobs(

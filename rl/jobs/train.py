@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from django.db import InterfaceError, OperationalError, connection
 
+from rl.agents.base import Agent
 from rl.datasets import DatasetRefused
 from rl.datasets.buffer import feedback_release, run_rewards_resolve
 from rl.datasets.reward_records import RewardsRefused
@@ -51,6 +52,7 @@ from rl.jobs.stages import (
 )
 from rl.jobs.trainer import answers_of_base, code_version, hardware_of, trainer_run
 from rl.models import TrainingRun
+from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused, run_folder
 from rl.recipes import RecipeError
 from rl.recipes.base import Method
@@ -146,7 +148,8 @@ def _train_follower(launch: Launch, hardware: Hardware) -> NoReturn:
     more = True
     while more:
         run_id, resume, more = launch.follow()
-        trainer_run(TrainingRun.objects.get(pk=run_id), hardware, Silent(), resume=resume)
+        run = TrainingRun.objects.get(pk=run_id)
+        trainer_run(run, agent_served(run.agent), hardware, Silent(), resume=resume)
     raise FollowerEnded(f"run {run_id} is reported by the first process of this launch")
 
 
@@ -209,18 +212,18 @@ def _run_claimed(
     """Train a run this process holds, and enter what it makes. is_stage: another run of this launch follows it."""
     from rl.training.result import TrainingRefused
 
-    folder, began = run_folder(run), time.monotonic()
+    folder, began, agent = run_folder(run), time.monotonic(), agent_served(run.agent)
     listener: RunListener | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with run_log(folder / "train.log"), stop_signals() as stop, pulse(run, stop):
             listener = RunListener(run, stop, progress)
             if hardware is None:
-                result = linear_runs.run_fit(run, listener)
+                result = linear_runs.run_fit(run, agent, listener)
             else:
-                _stages_first(run, hardware, progress, launch, listener)
+                _stages_first(run, agent, hardware, progress, launch, listener)
                 launch.lead(run.pk, resume=resume, more=is_stage)
-                result = trainer_run(run, hardware, listener, resume=resume, began=began)
+                result = trainer_run(run, agent, hardware, listener, resume=resume, began=began)
             listener.on_phase("writing the results")
             result_persist(run, result)
         policy, judge = None, None
@@ -258,6 +261,7 @@ def _run_claimed(
 
 def _stages_first(
     run: TrainingRun,
+    agent: Agent,
     hardware: Hardware,
     progress: ProgressCallback | None,
     launch: Launch,
@@ -286,7 +290,7 @@ def _stages_first(
     start_stage_run(run, stage_runner)
     if not waits_for_reward_model(run):
         return
-    form_stage_run(run, lambda: answers_of_base(run, hardware, listener.on_phase), stage_runner)
+    form_stage_run(run, lambda: answers_of_base(run, agent, hardware, listener.on_phase), stage_runner)
     listener.on_phase("looking for a reward model")
     reward_model_resolve(run, stage_runner)
     run_rewards_resolve(run)

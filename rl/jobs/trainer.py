@@ -16,13 +16,13 @@ from django.conf import settings
 
 from backend.installation import IS_INSTALLED
 from rl.agents import agent_resolve
+from rl.agents.base import Agent
 from rl.checksums import FileDamaged
 from rl.datasets import snapshot_rows
 from rl.datasets.demonstrations import demonstration_rows
 from rl.datasets.feedback_types import Row
 from rl.jobs.lifecycle import TrainOrder, base_model_for
 from rl.models import Policy, TrainingRun
-from rl.models.agent_definitions import agent_served
 from rl.models.runs import RunRefused, run_folder
 from rl.recipes import BASE, CHAMPION, STAGE_STARTS, Recipe, SFTRecipe
 from rl.recipes.base import Method
@@ -93,6 +93,7 @@ LOOKED_AT = 500
 
 def trainer_run(
     run: TrainingRun,
+    agent: Agent,
     hardware: Hardware,
     listener: TrainListener,
     *,
@@ -119,7 +120,7 @@ def trainer_run(
     train, held_out = (list(snapshot_rows(snapshot, split)) for split in ("train", "eval"))
     notes: list[str] = []
     if isinstance(recipe, SFTRecipe) and recipe.is_taught:
-        train, held_out, note = demonstration_rows(recipe, train, held_out, run.agent)
+        train, held_out, note = demonstration_rows(recipe, train, held_out, agent)
         recipe = recipe.refit_to_rows(len(train))
         notes.append(note)
     deadline, passes = None, None
@@ -139,7 +140,7 @@ def trainer_run(
         cache_dir=settings.RATCHET_HOME / "cache",
         **({} if deadline is None else {"deadline": deadline}),
     )
-    with agent_resolve(agent_served(run.agent)):
+    with agent_resolve(agent):
         result = train_with_checks(
             trainer,
             recipe,
@@ -172,7 +173,9 @@ def base_measured(base_model: str, recipe: Recipe, hardware: Hardware) -> Measur
     return MeasuredBase(base_model, hardware, quantization=recipe.quantization, cache_dir=cache_dir)
 
 
-def answers_of_base(run: TrainingRun, hardware: Hardware, phase: Callable[[str], None]) -> AnswerCheck | None:
+def answers_of_base(
+    run: TrainingRun, agent: Agent, hardware: Hardware, phase: Callable[[str], None]
+) -> AnswerCheck | None:
     """The base model's answers to prompts of a run, and whether its agent can act on them; None for free text."""
     from rl.training.preflight import base_check
 
@@ -180,7 +183,7 @@ def answers_of_base(run: TrainingRun, hardware: Hardware, phase: Callable[[str],
     rows = [
         row for split in ("eval", "train") for row in islice(snapshot_rows(run.snapshot, split), LOOKED_AT)
     ]
-    with agent_resolve(agent_served(run.agent)):
+    with agent_resolve(agent):
         return base_check(
             run.base_model,
             rows,

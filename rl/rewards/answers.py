@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse, Row
 from rl.rewards import code_execution
 from rl.rewards.base import (
@@ -239,7 +238,7 @@ class FormatComplianceReward:
     name: str = "format"
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        return [_acted_on(get_agent(sample.agent), sample, RAW_HIGH) for sample in samples]
+        return [_acted_on(sample.definition, sample, RAW_HIGH) for sample in samples]
 
     def constant(self, sample: RewardSample) -> str:
         return "each that the agent can act on earns 2"
@@ -256,7 +255,7 @@ class AgentReward:
 
     def constant(self, sample: RewardSample) -> str:
         """Why every valid answer to a prompt earns the same: the right one is unknown. Empty if it is known."""
-        agent, state = get_agent(sample.agent), sample.facts.get("state")
+        agent, state = sample.definition, sample.facts.get("state")
         if not isinstance(state, dict):
             return "each earns 1, as the prompts have no state that could say which is right"
         if type(agent).quality is not Agent.quality or agent.ground_truth(state) is not None:
@@ -264,7 +263,7 @@ class AgentReward:
         return f"each earns 1, as agent {sample.agent} does not know which is right"
 
     def _value(self, sample: RewardSample) -> RewardValue:
-        agent = get_agent(sample.agent)
+        agent = sample.definition
         value = _acted_on(agent, sample, 1.0)
         state = sample.facts.get("state")
         if value.raw != 1.0 or not isinstance(state, dict):
@@ -290,7 +289,7 @@ def _acted_on(agent: Agent, sample: RewardSample, good: float) -> RewardValue:
 
 def invalid_reason(sample: RewardSample) -> str:
     """Why a response is invalid for an agent with discrete answers; empty if it is valid, and for free text."""
-    agent = get_agent(sample.agent or "assistant")
+    agent = sample.definition
     if not agent.discrete:
         return ""
     try:

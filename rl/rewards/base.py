@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
 
-from rl.agents.base import Row
+from rl.agents import get_agent
+from rl.agents.base import Agent, Row
 
 RAW_LOW, RAW_HIGH = -2.0, 2.0
 """Range of a raw reward. The stored reward is its position in that range, in [0, 1]."""
@@ -25,6 +26,10 @@ class RewardSample:
     response: str
     agent: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def definition(self) -> Agent:
+        return get_agent(self.agent or "assistant")
 
 
 @dataclass(frozen=True)

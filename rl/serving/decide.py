@@ -17,10 +17,8 @@ from feedback.recording.recorder import Storage, decision_id_new
 from feedback.storage.fields import Candidates, Json, JsonObject, Messages, Name
 from feedback.storage.masking import DECISION_TEXTS, Masker, facts_masked, masker_of
 from feedback.storage.validation import Check
-from rl.agents import get_agent
 from rl.agents.base import UNREADABLE, Agent, InvalidResponse
 from rl.decoding.unique_items import items_repeated
-from rl.models.agent_definitions import agent_served
 from rl.serving import fallback
 from rl.serving.assembly import answer_of
 from rl.serving.base import Answer, Ask, BackendUnable, ServingRefused
@@ -95,7 +93,7 @@ def _decided(order: DecideOrder) -> RecordedChoice:
 def facts_decided(target: Target, order: DecideOrder) -> tuple[Agent, dict[str, Any]]:
     """The agent, and a decision's facts but for its id and source. Raises ServingRefused, NobodyAnswers."""
     began = time.perf_counter()
-    agent = get_agent(target.agent) if target.models[0].is_the_apps else agent_served(target.agent)
+    agent = target.definition
     messages, listed = order_checked(agent, order)
     if not listed and target.models[0].kind == LINEAR:
         # what it may answer is known, so that its answer has a propensity as one out of a list has

@@ -20,8 +20,6 @@ from feedback.models import SHADOW, shadow_id
 from feedback.recording.recorder import Recorder, Storage, decision_id_new, decision_recorded, spool_folder
 from feedback.selectors import decision_answered_recently
 from feedback.storage.masking import DECISION_TEXTS, Masker, facts_masked, masker_of
-from rl.agents import get_agent
-from rl.models.agent_definitions import agent_served
 from rl.serving import fallback, metrics
 from rl.serving.assembly import Restorer, answer_of, delta_indexed
 from rl.serving.base import Answer, Ask, BackendFailed, Completion, Extras, Piece, text_length
@@ -287,9 +285,7 @@ def _tokens_estimated(answer: Answer, ask: Ask) -> Answer:
 
 def ask_of(request: ChatRequest, target: Target) -> Ask:
     """The question as the agent wants it answered: its schema and its settings where the request does not say."""
-    meant, limits = target.models[0], serving_settings(target.agent)
-    # what an agent's answers look like is only inferred for its policies: an app's own model answers as it pleases
-    agent = get_agent(target.agent) if meant.is_the_apps else agent_served(target.agent)
+    agent, limits = target.definition, serving_settings(target.agent)
     schema, answers = request.ask.response_schema, agent.answers
     if request.has_format or request.ask.extra.get("tools"):
         answers = ()  # the caller says what an answer looks like

@@ -19,7 +19,8 @@ from feedback.cache import CostAwareCache, TTLCache
 from feedback.explorer.bulk_readers import caller_cost_since, cost_since
 from feedback.models import AgentSettings, ApiKey
 from feedback.selectors import SLUG_PATTERN, agent_has_decisions, agent_slugs
-from rl.agents import AGENTS
+from rl.agents import AGENTS, get_agent
+from rl.agents.base import Agent
 from rl.base_models.service import agent_base_model
 from rl.experiments.traffic import plan_of
 from rl.models import (
@@ -32,6 +33,7 @@ from rl.models import (
     TrainingRun,
     UnrecordedCost,
 )
+from rl.models.agent_definitions import agent_served
 from rl.models.fine_tuning import is_tuned_name, policy_of_model, tuned_models
 from rl.registry.service import champion_of, champions_before
 from rl.serving.base import BASE, BackendUnable, Model, ServingRefused
@@ -149,6 +151,11 @@ class Target:
     def meant(self) -> str:
         """Name of the policy that was to answer."""
         return self.unaskable or self.models[0].name
+
+    @property
+    def definition(self) -> Agent:
+        """The agent; the form of its answers is inferred for policies alone, as an app's own model answers freely."""
+        return get_agent(self.agent) if self.models[0].is_the_apps else agent_served(self.agent)
 
 
 _plans: TTLCache[AssignmentPlan] = TTLCache()
