@@ -182,7 +182,7 @@ def timed(options: argparse.Namespace, folder: Path, texts: list[str]) -> list[f
 
 def agreement(options: argparse.Namespace, folder: Path, texts: list[str]) -> dict[str, Any]:
     """Loss and LoRA gradients of both on the same answers, float32."""
-    from rl.training.grpo_trainer import GroupTrainer
+    from rl.training.grpo import GroupTrainer
 
     caught: dict[str, Any] = {}
 

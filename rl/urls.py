@@ -12,7 +12,6 @@ from rl.views import (
     playground,
     policies,
     runs,
-    savings,
     start,
     upstreams,
 )
@@ -38,7 +37,7 @@ urlpatterns = [
     path("runs/<int:pk>/", runs.run, name="run"),
     path("runs/<int:pk>/cancel/", runs.run_cancel, name="run-cancel"),
     path("runs/<int:pk>/resume/", runs.run_resume, name="run-resume"),
-    path("savings/", savings.savings, name="savings"),
+    path("savings/", flywheel.savings, name="savings"),
     path("experiments/", experiments.experiments, name="experiments"),
     path("experiments/new/", experiments.experiment_new, name="experiment-new"),
     path("experiments/<int:pk>/", experiments.experiment, name="experiment"),

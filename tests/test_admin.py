@@ -23,7 +23,7 @@ from feedback.services import (
     rating_submit,
     rating_withdraw,
 )
-from rl.evaluation.golden import golden_of, prompt_read, prompt_written, responses_read, responses_written
+from rl.admin import golden_of, prompt_read, prompt_written, responses_read, responses_written
 from rl.models import Artifact, Evaluation, GoldenCase, Policy, RunMetric, Snapshot, TrainingRun
 from rl.registry import service as registry
 from rl.registry.checklist import gate_checklists

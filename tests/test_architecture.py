@@ -82,7 +82,7 @@ LAYERS = {
         "fine_tuning",
         "savings selectors tracking",
         "flywheel",
-        "admin api doctor views",
+        "admin api views",
         "management tasks templatetags urls",
         "apps",
     ],

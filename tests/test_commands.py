@@ -17,9 +17,9 @@ from django.utils import timezone
 from backend import command
 from backend.command import ProgressBar, RatchetCommand
 from feedback.accounts.authentication import key_create
-from rl.doctor import diagnosis
 from rl.jobs.lifecycle import run_claim, run_finish
 from rl.jobs.progress import PhaseRecorder
+from rl.management.commands.doctor import diagnosis
 from rl.management.simulation import simulate
 from rl.models import TrainingRun
 from tests.support.registry_rows import make_run

@@ -20,8 +20,7 @@ from rl.recipes import GRPO_CONFIG, PPO_CONFIG, GRPORecipe, PPORecipe, SFTRecipe
 from rl.rewards.base import RewardSample, RewardValue
 from rl.training.constrained_generation import Sampling
 from rl.training.encoding import EncodedResponse
-from rl.training.grpo import GRPOTrainer
-from rl.training.grpo_trainer import GroupTrainer
+from rl.training.grpo import GroupTrainer, GRPOTrainer
 from rl.training.policy import LoadedPolicy, generate, load_policy
 from rl.training.ppo import PPOTrainer
 from rl.training.preflight import WITHIN, answers_check

@@ -20,8 +20,8 @@ from backend.installation import DiskState
 from feedback.models import Decision
 from feedback.recording.recorder import outbox_of
 from feedback.services import decision_record
-from rl import doctor
-from rl.doctor import Diagnosis, diagnosis
+from rl.management.commands import doctor
+from rl.management.commands.doctor import Diagnosis, diagnosis
 from rl.models import Policy, TrainingRun
 from tests.support.experiments import policy_of
 

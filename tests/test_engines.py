@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from feedback.cache import forget_all
 from rl.checksums import file_sum
-from rl.doctor import engine_faults
+from rl.management.commands.doctor import engine_faults
 from rl.models import Artifact, EngineAdapter, Policy, ServingSettings
 from rl.online import learner
 from rl.registry import service as registry

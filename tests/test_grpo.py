@@ -12,7 +12,7 @@ from packed_forward import selection, selftest
 from packed_forward.packing import Strategy
 from rl.recipes import GRPORecipe, RecipeError
 from rl.rewards.base import RewardSample, RewardValue
-from rl.training import grpo_trainer
+from rl.training import grpo
 from rl.training.grpo import GRPOTrainer
 from rl.training.result import TrainingRefused
 from tests.support.tiny_models import HARDWARE
@@ -96,7 +96,7 @@ def test_gradients_are_trls(trainer: Callable[..., GRPOTrainer], monkeypatch: py
         seen.append(found)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(grpo_trainer.GroupTrainer, "_compute_loss", both_ways)
+    monkeypatch.setattr(grpo.GroupTrainer, "_compute_loss", both_ways)
     with pytest.raises(KeyboardInterrupt):
         trainer(temperature=0.7).train(ROWS)
     (ours, our_gradients), (theirs, their_gradients) = seen[0]
@@ -111,13 +111,13 @@ def test_gradients_are_trls(trainer: Callable[..., GRPOTrainer], monkeypatch: py
 @pytest.mark.slow
 def test_prompts_are_read_once(trainer: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
-    real = grpo_trainer.generate_tokens
+    real = grpo.generate_tokens
 
     def noted(model: Any, prompts: Any, samples: int, *rest: Any) -> Any:
         asked.append((len(prompts), samples))
         return real(model, prompts, samples, *rest)
 
-    monkeypatch.setattr(grpo_trainer, "generate_tokens", noted)
+    monkeypatch.setattr(grpo, "generate_tokens", noted)
     trainer(gradient_accumulation=2, max_steps=1).train(ROWS)
     assert asked == [(4, 4)]  # 16 responses of a step: four prompts, each answered four times
 
@@ -125,13 +125,13 @@ def test_prompts_are_read_once(trainer: Callable[..., GRPOTrainer], monkeypatch:
 @pytest.mark.campaign
 def test_whole_groups(trainer: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch) -> None:
     prompts: list[int] = []
-    real = grpo_trainer.GroupTrainer._compute_loss
+    real = grpo.GroupTrainer._compute_loss
 
     def noted(self: Any, model: Any, inputs: Any) -> torch.Tensor:
         prompts.append(len({tuple(row) for row in inputs["prompt_ids"].tolist()}))
         return real(self, model, inputs)
 
-    monkeypatch.setattr(grpo_trainer.GroupTrainer, "_compute_loss", noted)
+    monkeypatch.setattr(grpo.GroupTrainer, "_compute_loss", noted)
     trainer(gradient_accumulation=3, max_steps=2).train(ROWS)
     assert prompts == [2] * 6
 

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from backend import notifications
-from rl.doctor import webhook_faults
+from rl.management.commands.doctor import webhook_faults
 from rl.online.learner import tick
 from tests.support.stub_openai import ModelServer
 

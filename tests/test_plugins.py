@@ -18,11 +18,11 @@ from backend.plugins import KINDS, Plugin, object_at, plugins_check, plugins_loa
 from feedback.transfer.formats.order import FORMATS, ORDER, READ_AS, SHAPES
 from feedback.transfer.formats.readers import format_of_row
 from feedback.transfer.formats.records import FormatRefused
-from rl import doctor
 from rl.agents import AGENTS
 from rl.apps import PACKAGE, commands_enter
 from rl.export.artifact import EXPORTERS, Exporter, exporters_of
 from rl.export.service import ExportOrder, ExportOrderRefused, export
+from rl.management.commands import doctor
 from rl.models import Snapshot
 from rl.recipes import RecipeError, recipe_named
 from rl.recipes.base import DATASET_KINDS

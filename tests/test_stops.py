@@ -16,8 +16,7 @@ from rl.jobs.progress import StopRequest, stop_signals
 from rl.recipes import GRPORecipe, KTORecipe, PPORecipe, SFTRecipe
 from rl.training import ppo
 from rl.training.dpo import PairTrainer
-from rl.training.grpo import GRPOTrainer
-from rl.training.grpo_trainer import GroupTrainer
+from rl.training.grpo import GroupTrainer, GRPOTrainer
 from rl.training.kto import KTOTrainer
 from rl.training.ppo import PPOTrainer
 from rl.training.preference import PHASE as WARM_UP

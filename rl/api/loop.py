@@ -1,9 +1,9 @@
-"""The REST endpoints of the loop: the registry, the runs, cancelling one, the online learner."""
+"""The REST endpoints of the loop: the registry, the runs, cancelling one, the online learner, rewards."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from rest_framework.request import Request
@@ -16,7 +16,7 @@ from backend.rest.pages import PageQuery, page_of
 from backend.rest.reading import body_read, query_read
 from backend.rest.schema import Page, describe, of_path
 from backend.rest.views import ApiView
-from feedback.selectors import feedback_counts_cached
+from feedback.selectors import agent_slugs, feedback_counts_cached
 from feedback.storage.fields import Slug, Storable
 from rl.api.training import (
     AGENT,
@@ -31,6 +31,7 @@ from rl.api.training import (
     run_lookup,
     run_represent,
 )
+from rl.datasets.reward_records import RewardsRefused, rewards_calculate
 from rl.export.service import opponents, policy_job_place
 from rl.gates.headlines import share_of
 from rl.jobs import lifecycle
@@ -317,3 +318,50 @@ def policy_represent(policy: PolicyRow) -> dict[str, object]:
 
 FIGURES = ("liked", "known_answer", "general", "against", "baseline", "clusters")
 """Figures of a policy's metrics that are answered as they are stored."""
+
+
+MAX_REWARDS = 2000
+"""Rewards calculated by one call: more would keep the caller, and a worker, waiting."""
+
+
+class RewardsAsked(Sent):
+    agent: Slug | None = None
+    """Of this agent alone."""
+    limit: Annotated[int, Field(ge=1, le=MAX_REWARDS)] = MAX_REWARDS
+
+
+class RewardsCalculated(Answer):
+    calculated: int
+    """Decisions whose reward was calculated."""
+    written: int
+    """Those whose reward is new or has changed."""
+    pending: int
+    """Decisions that still wait."""
+    unreadable: dict[str, str]
+    """Decisions that cannot be read and were skipped, the first of them, and why."""
+    unreadable_count: int
+    """How many were skipped: /problems/ lists them."""
+    refused: dict[str, str]
+    """Agents whose rewards cannot be calculated as they are set, and why."""
+
+
+class CalculatePending(ApiView):
+    scopes = {"POST": "operate"}
+
+    @describe(
+        "Calculate pending rewards",
+        {200: ("Numbers of calculated and still pending rewards", RewardsCalculated)},
+        body=RewardsAsked,
+        refusals=(404, 409),
+        tag="rewards",
+        operation="rewards_calculate",
+        description=f"At most {MAX_REWARDS:,} a call: call again while `pending` is above 0.",
+    )
+    def post(self, request: Request) -> Response:
+        sent = body_read(RewardsAsked, request.data)
+        try:
+            found = rewards_calculate(sent.agent, limit=sent.limit)
+        except RewardsRefused as refusal:
+            code = "conflict" if sent.agent in agent_slugs() else "not_found"
+            raise RequestRefused(str(refusal), code=code, fields={"agent": str(refusal)}) from refusal
+        return Response(RewardsCalculated.of(found))

@@ -27,9 +27,8 @@ from rl.api.gateway import (
 )
 from rl.api.health import Metrics, healthz, readyz
 from rl.api.judging import JudgingPairs, JudgingRoundOne, JudgingRounds, JudgingStop
-from rl.api.loop import Cancel, Evaluated, Online, Promote, Registry, Rollback, Runs
+from rl.api.loop import CalculatePending, Cancel, Evaluated, Online, Promote, Registry, Rollback, Runs
 from rl.api.mcp import Mcp
-from rl.api.rewards import CalculatePending
 from rl.api.training import AgentBaseModel, Policies, RunOne, TrainPolicy
 from rl.api.upstreams import UpstreamOne, Upstreams, UpstreamTested
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from django.contrib import messages
@@ -14,6 +15,7 @@ from django.shortcuts import get_object_or_404, render
 from backend.http import button, page, redirect_back
 from feedback.accounts.roles import page_for
 from feedback.selectors import feedback_counts_cached
+from rl import artifacts
 from rl.charts.intervals import Forest, ForestLine, forest_of, report_lines
 from rl.datasets.prompt_clusters import near_identical_prompts
 from rl.export.service import ExportOrderRefused, export_forms, opponents, policy_job_place
@@ -38,7 +40,6 @@ from rl.registry.comparisons import (
     evaluation_newest_paired,
     policy_diff,
 )
-from rl.registry.downloads import artifact_file, downloads_of
 from rl.registry.gate_evidence import (
     benchmark_command,
     benchmark_stale,
@@ -48,6 +49,7 @@ from rl.registry.gate_evidence import (
 )
 from rl.registry.incumbents import incumbent_sync, incumbents_sync
 from rl.registry.judging import round_standing, rounds_of
+from rl.registry.service import home_path
 from rl.selectors import (
     policy_ancestors,
     policy_charts,
@@ -57,6 +59,47 @@ from rl.selectors import (
     policy_relatives,
 )
 from rl.serving.engines import adapters_here
+
+
+@dataclass(frozen=True)
+class Download:
+    artifact: Artifact
+    is_file: bool
+    """False for a folder, or if the file is gone."""
+    lines: tuple[str, ...] = ()
+    """Commands for the folder that the file was saved to."""
+
+
+def artifact_file(artifact: Artifact) -> Path | None:
+    """The exported file, fetched if another server made it; None if it is a folder or gone. Raises StoreFailed."""
+    path = home_path(artifact.path)
+    if not path.exists():
+        artifacts.fetch(artifact.path)
+    return path if path.is_file() else None
+
+
+def downloads_of(exported: Iterable[Artifact]) -> list[Download]:
+    return [Download(one, _is_file(one), load_lines(one)) for one in exported]
+
+
+def _is_file(artifact: Artifact) -> bool:
+    path = home_path(artifact.path)
+    elsewhere = artifacts.store() is not None and artifacts.stored(artifact.path).filter(path=artifact.path)
+    return path.is_file() or bool(elsewhere and not path.exists())
+
+
+def load_lines(artifact: Artifact) -> tuple[str, ...]:
+    """Commands for llama.cpp and Ollama; empty for files of other programs."""
+    file, name = Path(artifact.path).name, artifact.policy.name
+    if not file.endswith(".gguf"):
+        return ()
+    if artifact.format == "gguf-lora":
+        return (f"llama-server -m BASE.gguf --lora {file}",)
+    return (
+        f"llama-server -m {file}",
+        f"echo 'FROM ./{file}' > Modelfile && ollama create {name} -f Modelfile",
+    )
+
 
 NEWEST = 50
 """Versions of an agent that are listed."""
