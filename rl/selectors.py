@@ -456,11 +456,9 @@ class PolicyOverview:
     liked_against: Share | None
     known_answer: Share | None
     """Of held-out prompts with a known answer, those where it gives it."""
-    known_gain: Share | None
     headline: Headline | None
     valid_rate: Share | None
     average_reward: float | None
-    p_value: float | None
     simulated_share: float | None
     """Share of the feedback it learnt from that was simulated, 0 to 1; None where no snapshot is known."""
 
@@ -471,7 +469,6 @@ def policy_overview(policy: Policy) -> PolicyOverview:
     run = TrainingRun.objects.select_related("snapshot").filter(policy=policy).first()
     reward = metrics.get("average_reward")
     reward = reward.get("value") if isinstance(reward, Mapping) else reward
-    p_value = metrics.get("p_value")
     return PolicyOverview(
         policy=policy,
         children=list(policy.children.order_by("id")),
@@ -481,10 +478,8 @@ def policy_overview(policy: Policy) -> PolicyOverview:
         liked=share_of(metrics, "liked"),
         liked_against=share_of(metrics.get("liked") or {}, "against"),
         known_answer=share_of(metrics, "known_answer"),
-        known_gain=share_of(metrics.get("known_answer") or {}, "difference"),
         headline=headline_of(metrics),
         valid_rate=share_of(metrics, "valid_rate"),
         average_reward=reward if is_number(reward) else None,
-        p_value=p_value if is_number(p_value) else None,
         simulated_share=run.snapshot.simulated_share if run and run.snapshot else None,
     )

