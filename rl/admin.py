@@ -118,7 +118,6 @@ def _link(address: str, words: str) -> SafeString:
 
 
 def _settings_register(model: type[Model], columns: str, search: str = "agent") -> None:
-    """Register settings that need nothing of their own."""
     facts = {"list_display": columns.split(), "search_fields": search.split()}
     admin.site.register(model, type(f"{model.__name__}Admin", (ModelAdmin,), facts))
 
@@ -427,7 +426,6 @@ def golden_of(decision_id: str) -> dict[str, object]:
 
 
 def prompt_written(messages: object) -> str:
-    """Messages as they are edited: one question in plain words, anything longer as JSON."""
     if isinstance(messages, list) and len(messages) == 1 and set(messages[0]) == {"role", "content"}:
         content = messages[0]["content"]
         if messages[0]["role"] == "user" and isinstance(content, str) and content.strip()[:1] != "[":
@@ -447,7 +445,6 @@ def responses_written(responses: list[str]) -> str:
 
 
 def responses_read(text: str) -> list[str]:
-    """The responses between lines of dashes; empty ones are none."""
     found: list[str] = []
     lines: list[str] = []
     for line in [*text.replace("\r\n", "\n").split("\n"), SEPARATOR]:

@@ -95,7 +95,6 @@ class Savings:
 
     @property
     def priced(self) -> list[MonthLedger]:
-        """Oldest first."""
         return [one for one in reversed(self.months) if one.alone is not None]
 
     @property
@@ -154,7 +153,6 @@ _ledgers: CostAwareCache[list[MonthLedger]] = CostAwareCache()
 
 
 def ledger_cached() -> list[MonthLedger]:
-    """`ledger`, cached for pages; a little old where there is much to read."""
     return _ledgers.get("all", ledger)
 
 
@@ -210,7 +208,6 @@ def _of_agent(agent: str, rows: Sequence[MonthAnswers], asked: set[str]) -> Iter
 
 
 def _ratings(agent: str) -> dict[datetime, dict[str, list[float]]]:
-    """Month -> policy -> values of ratings by people."""
     found: dict[datetime, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in months_rated(agent):
         if (value := rating_value(row.thumb, row.stars, row.score)) is not None:

@@ -58,7 +58,6 @@ class Work:
 
 
 def about_text(seconds: float) -> str:
-    """A rough duration: `about 25 s`, `about 4 min`."""
     if seconds < 90:
         return f"about {5 * max(1, round(seconds / 5))} s"
     minutes = round(seconds / 60)
@@ -102,7 +101,6 @@ class AgentCard:
 
     @property
     def works(self) -> bool:
-        """True if its run is at work, or waits for it."""
         return self.run is not None and self.run.is_unfinished
 
     @property
@@ -119,7 +117,6 @@ class AgentCard:
 
     @property
     def noun(self) -> str:
-        """Name of the evidence it learns from so far, for asking for more."""
         return "ratings" if self.counts.feedback or not self.evidence else self.evidence[0][0]
 
     @cached_property
@@ -134,7 +131,6 @@ class AgentCard:
 
     @property
     def headline(self) -> Headline | None:
-        """The figure that leads its policy's newest evaluation."""
         return headline_of(self.policy.metrics) if self.policy else None
 
 
@@ -396,7 +392,6 @@ def _eta_by_steps(run: TrainingRun) -> float | None:
 
 
 def runs_newest(agent: str | None = None) -> QuerySet[TrainingRun]:
-    """Runs, newest first, with their policies; the recipes and libraries are left in the database."""
     runs = TrainingRun.objects.defer("recipe", "libraries", "hardware").select_related(
         "policy", "reward_model"
     )
@@ -413,7 +408,6 @@ def run_get(pk: int) -> TrainingRun | None:
 
 
 def run_series(run: TrainingRun) -> dict[str, list[tuple[int, float]]]:
-    """Figure -> its (step, value) points over a run, in the order of the steps."""
     series: dict[str, list[tuple[int, float]]] = {}
     for metric in run.metrics.all():
         for name, value in metric.values.items():
@@ -429,7 +423,6 @@ def policy_compared_first(policies: Sequence[Policy]) -> str:
 
 
 def policy_ancestors(policy: Policy) -> list[Policy]:
-    """From the first ancestor to this one."""
     line, seen = [policy], {policy.pk}
     while line[-1].parent is not None and line[-1].parent.pk not in seen:
         line.append(line[-1].parent)
@@ -438,7 +431,6 @@ def policy_ancestors(policy: Policy) -> list[Policy]:
 
 
 def policy_relatives(policy: Policy) -> list[Policy]:
-    """Its ancestors, itself, and what descends from them directly, oldest first."""
     line = policy_ancestors(policy)
     near = Policy.objects.filter(Q(parent__in=line) | Q(pk__in=[one.pk for one in line]))
     return list(near.select_related("parent").order_by("pk"))

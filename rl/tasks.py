@@ -66,7 +66,6 @@ def follow_up(run_id: int) -> str:
 
 
 def base_model_add(text: str) -> str:
-    """Add a base model that a page or REST named: see `rl.jobs.child_process`."""
     return child_process.base_model_add(text)
 
 
@@ -109,7 +108,6 @@ def tick() -> list[str]:
 
 
 def engines() -> list[str]:
-    """Bring the adapters on the team's own servers up to date, between two ticks."""
     return reconcile()
 
 

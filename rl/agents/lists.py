@@ -41,7 +41,6 @@ class ListAgent(OptionsAgent):
         return options
 
     def respond(self, names: Sequence[str]) -> str:
-        """The exact response text for these names."""
         return json.dumps({self.answer_key: list(names)}, ensure_ascii=False)
 
     def parse(self, response: str, state: State | None = None) -> JsonObject:

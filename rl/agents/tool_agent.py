@@ -217,7 +217,6 @@ class ToolAgent(Agent):
         }
 
     def hidden_preference(self, state: State, response: str) -> float:
-        """Correctness of the call; 0 for an invalid response."""
         if not self.is_valid(response, state):
             return 0.0
         quality = self.quality(state, response)

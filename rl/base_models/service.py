@@ -56,7 +56,6 @@ def addition_of(text: str) -> Addition | None:
 
 
 def addition_note(text: str, words: str, *, failed: bool = False) -> Addition:
-    """Note how far the adding of a source is."""
     file = _addition_file(text)
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_suffix(f".{os.getpid()}")

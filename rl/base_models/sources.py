@@ -186,7 +186,6 @@ def _named(rest: str, scheme: str, example: str) -> str:
 
 
 def is_gguf(path: Path) -> bool:
-    """True if a file begins as GGUF files do."""
     try:
         with path.open("rb") as file:
             return file.read(4) == GGUF_MAGIC

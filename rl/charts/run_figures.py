@@ -182,7 +182,6 @@ def overfit_words(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
 
 def run_charts(series: Series) -> RunCharts:
-    """Charts of one run: training beside held out, chosen beside rejected."""
     return _charts([("", series)])
 
 

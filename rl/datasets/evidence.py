@@ -79,9 +79,7 @@ class EvidenceSource(Protocol):
         """All evidence but rewards; feedback without a preference is counted in `left_out`."""
         ...
 
-    def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
-        """Hash -> prompt, without unreadable ones."""
-        ...
+    def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]: ...
 
     def rewards(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
         """Rewards of responses without a verdict, from outcomes, traces or, if `compared`, comparisons alone.
@@ -98,9 +96,7 @@ class EvidenceSource(Protocol):
         """Every prompt, with or without feedback; complete once `evidence` is exhausted."""
         ...
 
-    def query(self) -> dict[str, object]:
-        """What identifies this source, for the snapshot's record."""
-        ...
+    def query(self) -> dict[str, object]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,6 @@ class Example:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of prompt and content; samples are drawn by it."""
         return digest_of(
             self.prompt_hash, *(f"{name}={value!r}" for name, value in sorted(self.content.items()))
         )
@@ -94,7 +93,6 @@ class _Verdicts:
 
     @property
     def verdict(self) -> str:
-        """Source of the mean: `ratings`, `reward` if nobody rated it, or empty."""
         return "ratings" if self.values else "reward" if self.rewards else ""
 
     @property
@@ -173,7 +171,6 @@ class _ExampleRequest:
 
 
 def prompt_examples(prompt_hashes: Iterable[str], split_of: SplitOf) -> RowSet[Example]:
-    """One row per prompt, with or without feedback."""
     rows = tuple(
         Example(prompt_hash, {}, "decision", 0, split_of(prompt_hash))
         for prompt_hash in sorted(set(prompt_hashes))

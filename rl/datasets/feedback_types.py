@@ -206,13 +206,11 @@ class Spellings:
         return key
 
     def completion(self, key: str) -> Completion:
-        """The most frequent spelling; ties by character order."""
         times = self._written[key]
         return completion_of(min(times, key=lambda written: (-times[written], written)))
 
 
 def same_response(one: Completion, other: Completion) -> bool:
-    """True if two responses differ only in white space or the order of JSON keys."""
     return bare(completion_key(one)) == bare(completion_key(other))
 
 
@@ -307,7 +305,6 @@ def _left_over(prompt: _Prompt, agent: Agent) -> list[str]:
 
 
 def known_digest(rows: Sequence[Row]) -> str:
-    """SHA-256 of the lists; changes with any further feedback."""
     lists = sorted([str(row.get("prompt_hash", "")), sorted(row[RIGHT]), sorted(row[WRONG])] for row in rows)
     return hashlib.sha256(json.dumps(lists).encode()).hexdigest()
 

@@ -70,7 +70,6 @@ class Pair:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of prompt, chosen and rejected; orders equals and draws samples."""
         return digest_of(self.prompt_hash, completion_key(self.chosen), completion_key(self.rejected))
 
 

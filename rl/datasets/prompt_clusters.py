@@ -266,7 +266,6 @@ class NearIdenticalPrompts:
 
 
 def prompt_words(agent: str, prompt_hashes: Sequence[str]) -> dict[str, str]:
-    """Hash -> text of these prompts; erased ones are missing."""
     found: dict[str, str] = {}
     for chunk in chunks(prompt_hashes):
         named = prompts_named(agent, chunk)

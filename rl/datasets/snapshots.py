@@ -47,7 +47,6 @@ def temporary_file(folder: Path) -> Iterator[IO[bytes]]:
 
 
 def rows_write(file: IO[bytes], rows: Iterable[Row]) -> str:
-    """Write and fsync JSON lines; returns their SHA-256."""
     digest = hashlib.sha256()
     for row in rows:
         line = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
@@ -73,7 +72,6 @@ def file_store(file: IO[bytes], sha256: str) -> Path:
 
 
 def snapshot_of(**facts: object) -> Snapshot:
-    """The Snapshot of a file: the existing one with equal content, or a new one."""
     same = {name: facts[name] for name in ("agent", "kind", "sha256")}
     with transaction.atomic():
         return Snapshot.objects.filter(**same).order_by("id").first() or Snapshot.objects.create(**facts)

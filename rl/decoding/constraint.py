@@ -159,7 +159,6 @@ class SchemaRefused(ValueError):
 
 
 def answers_grammar(answers: Sequence[str]) -> str:
-    """llguidance's grammar of a closed set of at least one answer."""
     from llguidance import LLMatcher
 
     listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in answers)
@@ -184,7 +183,6 @@ def schema_grammar(schema: Node) -> str:
 
 
 def schema_part(schema: Node) -> Json:
-    """A schema as it is written within a grammar (`%json`), prepared as in `schema_grammar`."""
     read = json.loads(json.dumps(schema or {"type": "object"}))
     closed: dict[str, Json] = _properties_closed(read, set(_part_references(read)))
     return {**closed, "x-guidance": _GUIDANCE}
@@ -208,7 +206,6 @@ def grammar_checked(grammar: str) -> str:
 
 
 def refusal_of(message: str) -> SchemaRefused:
-    """Refusal of a schema, with llguidance's message."""
     # the last line of the error says why a pattern cannot be read; the lines between draw it
     lines = message.strip().splitlines() or ["it is not one"]
     return SchemaRefused(
@@ -247,7 +244,6 @@ def _properties_closed(schema: Json, parts: Collection[str] = (), *, is_part: bo
 
 
 def _is_combined(schema: Node) -> bool:
-    """True if several of its schemas describe one object together."""
     descriptions = sum(key in schema for key in ("properties", "$ref", "anyOf", "oneOf"))
     return descriptions + len(schema.get("allOf") or ()) > 1
 

@@ -186,7 +186,6 @@ _results: CostAwareCache[Results] = CostAwareCache()
 
 
 def results_cached(experiment: Experiment) -> Results:
-    """`results_of`, cached for pages; a little old if there is much to read."""
     return _results.get((experiment.pk, experiment.status, experiment.ramp), lambda: results_of(experiment))
 
 

@@ -195,7 +195,6 @@ def _wait(results: Results) -> str:
 
 
 def _chance(value: float) -> str:
-    """An estimated probability; never shown as 0 or 100 %."""
     if value > 0.999:
         return "> 99.9\u202f%"
     return "< 0.1\u202f%" if value < 0.001 else f"{100 * value:.1f}\u202f%"

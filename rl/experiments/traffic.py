@@ -69,7 +69,6 @@ def plan_of(agent: str) -> AssignmentPlan:
 
 
 def _default_answer(agent: str) -> str:
-    """Name of the agent's champion, else of the base."""
     champion = Policy.objects.filter(agent=agent, stage=Stage.CHAMPION).values_list("name", flat=True).first()
     return champion or BASE
 
@@ -104,7 +103,6 @@ def experiments_with_arms(experiments: QuerySet[Experiment] | None = None) -> Qu
 
 
 def experiments_running(agent: str | None = None) -> list[Experiment]:
-    """Running experiments with their arms, oldest first."""
     found = Experiment.objects.filter(status=Status.RUNNING)
     if agent is not None:
         found = found.filter(agent=agent)
@@ -134,7 +132,6 @@ class ArmOrder:
 
 
 def policies_eligible() -> QuerySet[Policy]:
-    """Policies that an experiment may use, by agent, newest first."""
     return Policy.objects.exclude(stage=Stage.REJECTED).exclude(kind=RECORDED).order_by("agent", "-pk")
 
 
@@ -365,7 +362,6 @@ def event(
 
 
 def experiment_lock(experiment: Experiment) -> Experiment:
-    """The current row, locked until the transaction ends."""
     Experiment.objects.select_for_update().get(pk=experiment.pk)
     found: Experiment = experiments_with_arms(Experiment.objects.filter(pk=experiment.pk)).get()
     return found

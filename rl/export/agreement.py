@@ -91,7 +91,6 @@ class Measured(BaseModel):
 
     @property
     def leading(self) -> Closeness:
-        """The leading figures: of held-out answers, if there are any."""
         return self.held_out or self.texts
 
 
@@ -144,7 +143,6 @@ VERDICTS: dict[Verdict, str] = {
 
 
 def measured(expected: Sequence[Expected], exported: LogProbabilities) -> Measured:
-    """Agreement of an exported model with the original's outputs."""
     held_out = [text for text in expected if text.held_out]
     return Measured(
         texts=closeness([text for text in expected if not text.held_out], exported),

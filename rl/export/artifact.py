@@ -151,7 +151,6 @@ def space_check(folder: Path, needed_bytes: int) -> None:
 
 
 def size_text(count: int) -> str:
-    """A number of bytes for people: 1.4 GB, 350 MB, 12 kB."""
     for unit, size in (("GB", 10**9), ("MB", 10**6)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -68,7 +68,6 @@ class TensorLayout:
         return shape[::-1] if self._conv1d(name) else shape
 
     def tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A checkpoint's tensor in llama.cpp's layout, same dtype."""
         if self._conv1d(name):
             return tensor.T
         if self.family.norm_shift and name.endswith("norm.weight"):
@@ -302,7 +301,6 @@ def layout_of(config: PretrainedConfig) -> TensorLayout | None:
 
 
 def layout_notes(config: PretrainedConfig) -> list[str]:
-    """Notes on models that llama.cpp runs differently."""
     window = getattr(config, "sliding_window", None)
     if config.model_type in ("mistral", "phi3") and window and window < config.max_position_embeddings:
         return [

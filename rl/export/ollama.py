@@ -327,7 +327,6 @@ class GoTemplate:
     """System turn for conversations without one; empty without a default."""
 
     def render(self, turns: Turns) -> str:
-        """Ollama's prompt for a conversation that ends with the user's turn."""
         if self.system and turns[0]["role"] != "system":
             turns = [{"role": "system", "content": self.system}, *turns]
         text = "".join(

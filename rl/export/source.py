@@ -69,12 +69,10 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Default name of the model: the adapter's folder, else the base's."""
         return (self.adapter.path if self.adapter is not None else self.base).name
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
-        """The template used in training: the adapter's, else the base's."""
         own = template_read(self.adapter.path) if self.adapter is not None else None
         return own or template_read(self.base)
 
@@ -94,7 +92,6 @@ class Source:
         return tokenizer
 
     def copy_tokenizer(self, target: Path) -> list[Path]:
-        """Copies the tokenizer's files, and writes the chat template if they have none."""
         copied = _copy(self.tokenizer_folder, target, TOKENIZER_FILES + TEMPLATE_FILES)
         if template_read(target) is None:
             template = self.chat_template or DEFAULT_CHAT_TEMPLATE

@@ -135,7 +135,6 @@ class BaseWeights:
 
     @property
     def main_dtype(self) -> torch.dtype:
-        """Type of the largest tensor, taken as the model's."""
         return self.dtype(max(self._file, key=self.bytes))
 
     @property
@@ -143,7 +142,6 @@ class BaseWeights:
         return sum(math.prod(shape) for shape in self._shape.values())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor as stored, on the CPU."""
         with _open_tensors(self._file[name]) as tensors:
             return tensors.get_tensor(name)
 

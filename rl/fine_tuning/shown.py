@@ -132,7 +132,6 @@ def _method_of(job: FineTuningJob) -> tuple[str, Any]:
 
 
 def job_events(job: FineTuningJob) -> list[Event]:
-    """Everything that happened to a job, newest first."""
     return list(_events(job))[::-1]
 
 
@@ -182,7 +181,6 @@ def _events(job: FineTuningJob) -> Iterator[Event]:
 
 
 def verdict_of(policy: Policy) -> tuple[datetime | None, str]:
-    """The gate's verdict on a policy in words, and when it was judged."""
     gated = policy.events.filter(kind=PolicyEvent.Kind.GATED).first()
     verdict = policy_verdict(policy)
     words = verdict.words

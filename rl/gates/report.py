@@ -375,12 +375,10 @@ class GateReport:
 
     @property
     def harmful(self) -> bool:
-        """True if a rule found harm, so that more evidence does not help."""
         return any(not verdict.waits for verdict in self.refusals)
 
     @property
     def reason(self) -> str:
-        """The refusing rules' words; empty if the gate opens."""
         return "; ".join(verdict.words for verdict in self.refusals)
 
     def dump(self) -> dict[str, object]:

@@ -32,12 +32,10 @@ class Action:
 
     @property
     def minutes(self) -> int:
-        """About how many minutes it takes; 0 without answers to rate."""
         return max(1, round(self.answers * SECONDS_AN_ANSWER / 60)) if self.answers else 0
 
 
 def action_of(kind: str, words: str, answers: int = 0) -> Action:
-    """An action whose words end with its effort."""
     if not answers:
         return Action(kind, words)
     minutes = Action(kind, words, answers).minutes
@@ -76,7 +74,6 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """Result and standing, as commands and REST show them."""
         return " ".join(filter(None, [self.result, self.standing]))
 
 
@@ -233,7 +230,6 @@ def _sentence(result: RuleResult) -> str:
 
 
 def verdict_open(rival: str, *, newest: str = "") -> Verdict:
-    """Verdict of a policy that was not compared with what answers today."""
     standing = f"Not compared with {rival} yet."
     if newest:
         standing = f"Not compared with {rival} yet; its newest comparison is with {newest}."

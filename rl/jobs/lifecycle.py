@@ -96,12 +96,10 @@ class TrainOrder:
 
     @property
     def feedback_source(self) -> dict[str, Any]:
-        """Source and smallest size of its feedback, as keyword arguments of `method_chosen`."""
         return {"min_samples": self.min_samples, "source": self.feedback_file}
 
     @property
     def initial_result(self) -> dict[str, object]:
-        """First TrainingRun.result of a run of this order, before it has figures."""
         return {"why": self.reason, "notes": [self.reason]} if self.reason else {}
 
 
@@ -187,7 +185,6 @@ def run_dispatch(run: TrainingRun) -> None:
 
 
 def follow_up_dispatch(run: TrainingRun) -> None:
-    """Hand the evaluation of a finished run's policy to the workers."""
     async_task(
         "rl.tasks.follow_up",
         run.pk,

@@ -32,8 +32,6 @@ HEARTBEAT_S = 2.0
 
 
 def phase_callback(progress: ProgressCallback | None) -> Callable[[str], None]:
-    """Callback that names a phase before there is a run to store it."""
-
     def phase(name: str) -> None:
         if progress is not None:
             progress(0, 0, name)

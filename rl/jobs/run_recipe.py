@@ -127,7 +127,6 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Basic
 
 
 def _preset(order: TrainOrder, hardware: Hardware | None) -> str:
-    """The machine's preset; `cpu` for a small base model on any machine."""
     if hardware is None:
         return "default"
     parameters = base_parameters(base_model_for(order)) if hardware.device != "cpu" else None
@@ -139,7 +138,6 @@ GENERAL_WEIGHT = 1.0
 
 
 def _with_general_prompts(recipe: BasicRecipe, order: TrainOrder, named: Collection[str]) -> BasicRecipe:
-    """The recipe with a rehearsal of general prompts, where nobody named the knob: not of the bundled model."""
     known = isinstance(recipe, AnswerRecipe) and "general_weight" not in named
     if not known or base_model_for(order) == BUNDLED:
         return recipe
@@ -188,7 +186,6 @@ def recipe_sized(
 
 
 def _bytes(row: Row) -> int:
-    """Bytes of all text of a row: its prompt and its responses."""
     return sum(_text_bytes(row.get(part)) for part in ("prompt", "completion", "chosen", "rejected"))
 
 
@@ -242,7 +239,6 @@ def recipe_timed(
 
 
 def _judge_knobs(order: TrainOrder, named: Collection[str]) -> dict[str, Any]:
-    """Objective and architecture that fit the feedback, where nobody named them."""
     if {"objective", "architecture"} <= set(named):
         return {}
     chosen = method_chosen(

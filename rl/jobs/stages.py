@@ -80,7 +80,6 @@ class StageStopped(Exception):
 
 
 def stage_limits(knobs: Mapping[str, Any], share: float = STAGE_SHARE) -> dict[str, object]:
-    """Limits of a stage by its run's knobs: the same steps, and a `share` of the minutes."""
     limits: dict[str, Any] = {}
     if (steps := knobs.get("max_steps")) is not None and int(steps) > 0:
         limits["max_steps"] = int(steps)
@@ -107,20 +106,17 @@ def stages_of(run: TrainingRun) -> list[dict[str, object]]:
 
 
 def _result_name(stage: TrainingRun) -> str:
-    """Name of its policy or reward model; empty without one."""
     found = getattr(stage, "policy", None) or getattr(stage, "reward_model", None)
     return found.name if found else ""
 
 
 def memory_release() -> None:
-    """Free a stage's model before the next one is loaded."""
     gc.collect()
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _started(run: TrainingRun, method: str) -> TrainingRun | None:
-    """The run's stage of this method, unless it was refused."""
     return run.stages.filter(method=method).exclude(status=Status.REFUSED).order_by("-pk").first()
 
 
@@ -139,7 +135,6 @@ def _trained(run: TrainingRun, runner: StageRunner, wanted: TrainingRun | TrainO
 
 
 def _settle(run: TrainingRun, note: str, **knobs: object) -> None:
-    """Stores knobs that a stage decided, with the reason."""
     run.recipe = {**run.recipe, **knobs}
     run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), note)))}
     run.save(update_fields=["recipe", "result"])
@@ -252,7 +247,6 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
 
 
 def _liked_answers(agent: str) -> list[str]:
-    """Answers that people wrote or liked, one per training prompt."""
     return [repr(row["completion"]) for row in _train_rows(agent, "corrections")]
 
 

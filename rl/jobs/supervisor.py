@@ -81,7 +81,6 @@ class Service:
         logger.info("%s started as process %s", self.name, self.process.pid)
 
     def check(self) -> None:
-        """Start it again where it died and its pause is over."""
         now = time.monotonic()
         if self.process is not None and self.process.poll() is not None:
             self.deaths = 0 if now - self.started > STEADY_S else self.deaths

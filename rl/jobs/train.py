@@ -110,12 +110,10 @@ def train(
 
 
 def train_queued(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, object]:
-    """Train a run that `run_enqueue` entered. What refuses it is raised, and stands as the run's reason."""
     return _train_entered(run_id, progress, actor=actor, resume=False)
 
 
 def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, Any]:
-    """Go on with a run that was killed, cancelled or failed, from its last whole checkpoint, with its own recipe."""
     return _train_entered(run_id, progress, actor=actor, resume=True)
 
 

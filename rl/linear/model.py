@@ -63,7 +63,6 @@ class FieldPlace:
     """JSON text of the item; empty for a whole field."""
 
     def value_in(self, found: Mapping[tuple[str, ...], object]) -> str:
-        """The field's value among an answer's leaves."""
         if self.path not in found:
             return ABSENT if not self.item else "false"
         value = found[self.path]
@@ -167,7 +166,6 @@ class LinearPolicy:
         return float(sum(known[place] for place in places)) if places else None
 
     def row_scores(self, features: Features) -> Vector:
-        """Weighted sum of a prompt's features per answer feature."""
         present = [(self._column[name], value) for name, value in features.items() if name in self._column]
         if not present:
             return self.bias
@@ -176,7 +174,6 @@ class LinearPolicy:
         return found
 
     def features_of(self, answer: str) -> tuple[str, ...]:
-        """Features of an answer, independent of blanks and JSON spacing."""
         text = answer_plain(answer)
         return features_read(text, self.mode, self.families)
 
@@ -236,7 +233,6 @@ class LinearPolicy:
 
     @property
     def words(self) -> tuple[object, ...]:
-        """Every text it holds: prompt features, answer features, answers, fields."""
         return (
             self.columns,
             self.rows,
@@ -336,7 +332,6 @@ def _short(value: float) -> float:
 
 
 def log_softmax(scores: Sequence[float]) -> list[float]:
-    """Scores minus the log of the sum of their exponentials."""
     best = max(scores)
     total = best + math.log(math.fsum(math.exp(score - best) for score in scores))
     return [score - total for score in scores]

@@ -272,7 +272,6 @@ class Design:
 def answer_rows(
     rows: Sequence[LinearChoice], answers: Answers, families: tuple[str, ...] = ()
 ) -> dict[str, int]:
-    """Answer feature -> its row of weights; parts of answers must occur at least twice."""
     if answers.mode == CLOSED and VALUES not in families:
         return {f"is {answer_plain(answer)}": place for place, answer in enumerate(answers.vocabulary)}
     counts: Counter[str] = Counter()

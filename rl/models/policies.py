@@ -201,14 +201,12 @@ class Policy(models.Model):
 
     @property
     def title(self) -> str:
-        """Name for sentences; of a recorded policy its app's name for it."""
         if self.kind != self.Kind.RECORDED:
             return self.name
         return self.recorded_as.strip() or APP_MODEL
 
     @property
     def has_files(self) -> bool:
-        """True of policies trained here, with weights on disk."""
         return self.kind in (self.Kind.ADAPTER, self.Kind.LINEAR)
 
 

@@ -22,7 +22,6 @@ LEARNER = "online learner"
 
 
 def method_title(slug: str) -> str:
-    """A training method's name as people write it: DPO, Reward model."""
     words = slug.replace("_", " ")
     return words.capitalize() if words != slug or slug == "linear" else slug.upper()
 

@@ -241,7 +241,6 @@ class TrainingPipeline:
     actor: str = "run_pipeline"
 
     def run_full_pipeline(self, progress: Progress | None = None) -> PipelineResult:
-        """Train and follow up. Resume a stopped run with `train_<method> --resume`."""
         trained = self.train(progress)
         if trained["status"] != "succeeded":
             raise RunRefused(
@@ -288,7 +287,6 @@ class TrainingPipeline:
         return order
 
     def dry_run(self, progress: Progress | None = None) -> list[dict[str, Any]]:
-        """Counts, steps, minutes and memory of each planned training, without training."""
         plans: list[dict[str, Any]] = []
         # The main run first, because its limits apply to its stage.
         for training in reversed(self.plan.trainings):
@@ -307,7 +305,6 @@ class TrainingPipeline:
         return _with_kept(train.train(self.order(self.plan.main), progress), progress)
 
     def follow(self, trained: Mapping[str, object], progress: Progress | None = None) -> PipelineResult:
-        """Evaluate, gate, export and deploy the trained policy."""
         policy = Policy.objects.get(name=trained["policy"])
         return policy_follow(policy, FollowUpOptions.of(learner_settings(self.agent)), progress)
 

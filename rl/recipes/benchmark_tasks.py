@@ -75,7 +75,6 @@ def bundled_names() -> list[str]:
 
 
 def task_names() -> list[str]:
-    """Names of tasks that need no path: bundled ones, then plugins'."""
     return [*bundled_names(), *BENCHMARKS]
 
 

@@ -260,7 +260,6 @@ def memory_of(
 
 
 def trained_bytes(shape: ModelShape, recipe: Recipe) -> float:
-    """Bytes of what is trained, in float32: weight, gradient, two moments; of a reference the weight alone."""
     width = 8 * shape.hidden_size + 3 * (shape.hidden_size + shape.middle)
     trained = shape.layers * recipe.lora_r * width
     return trained * (16.0 * recipe.trained_copies + 4.0 * recipe.has_adapter_reference)

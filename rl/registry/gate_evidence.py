@@ -74,7 +74,6 @@ def rival_title(name: str) -> str:
 
 
 def comparison_newest(policy: Policy) -> Evaluation | None:
-    """The policy's newest evaluation on the holdout against its rival."""
     return (
         policy.evaluations.filter(split="holdout", against=rival_name(policy))
         .select_related("snapshot", "policy")
@@ -201,7 +200,6 @@ def holdout_prompts(agent: str, hashes: Collection[str]) -> int:
 
 
 def _champion_since(agent: str, name: str) -> datetime.datetime | None:
-    """When a policy became champion; None for the base model, and for one that never was."""
     moves = PolicyEvent.objects.filter(policy__agent=agent, policy__name=name, to_stage=Policy.Stage.CHAMPION)
     return moves.order_by("-pk").values_list("created_at", flat=True).first()
 
@@ -217,12 +215,10 @@ NO_MODEL = {
 
 
 def no_benchmarks(policy: Policy) -> str:
-    """Why benchmarks do not apply to a policy; empty if they do."""
     return NO_MODEL.get(Policy.Kind(policy.kind), "")
 
 
 def benchmarks_newest(policy: Policy, tasks: Sequence[str] | None = None) -> list[BenchmarkResult]:
-    """The newest result of each task (or of `tasks`), by name; items are loaded only if tasks are named."""
     rows = policy.benchmarks.order_by("-pk")
     rows = rows.defer("items") if tasks is None else rows.filter(task__in=tasks)
     newest: dict[str, BenchmarkResult] = {}

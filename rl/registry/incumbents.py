@@ -89,7 +89,6 @@ _synced: StampedCache[int] = StampedCache()
 
 
 def incumbents_sync(counts: Mapping[str, FeedbackCounts]) -> None:
-    """`incumbent_sync` for each agent with decisions since this process last looked."""
     for agent, one in counts.items():
         _synced.get_unless(agent, one.decisions, partial(_sync, agent))
 

@@ -49,7 +49,6 @@ class Damage:
 
 
 def weights_name(kind: str) -> str:
-    """Name of the weights file of a policy's kind or a reward model's architecture."""
     return LINEAR_WEIGHTS if kind == Policy.Kind.LINEAR else WEIGHTS
 
 
@@ -118,13 +117,11 @@ def base_fault_of(policy: Policy) -> str:
 
 
 def damage_notify(damage: FileDamaged, whose: str) -> None:
-    """Logs a damaged file and sends a notice in the background, once per process and state of the file."""
     facts = {"path": str(damage.path), "expected": damage.expected, "found": damage.found}
     _tell(f"{damage.path}:{damage.found}", "artifact_damaged", f"{whose}: {damage}", **facts)
 
 
 def stand_in_notify(agent: str, intended: str, answered: str) -> None:
-    """Logs which policy answers in place of a damaged one and sends a notice, once per process and pair."""
     text = (
         f"{agent}: the file of {intended} is damaged; {answered} answers in its place until it is restored. "
         f"For details: {PROGRAM} policy verify {intended}"

@@ -81,7 +81,6 @@ class RoundStanding:
 
     @property
     def interval(self) -> Interval:
-        """Win share among decided prompts."""
         return Interval(self.share.value, self.share.low, self.share.high, self.share.decided)
 
     def dump(self) -> dict[str, object]:
@@ -89,7 +88,6 @@ class RoundStanding:
 
     @property
     def minutes(self) -> int:
-        """About how many minutes they take."""
         return minutes_of(self.further or 0)
 
     def words(self, policy: str, opponent: str) -> str:
@@ -147,7 +145,6 @@ def rounds_of(policy: Policy) -> QuerySet[JudgingRound]:
 
 
 def round_standing(judging: JudgingRound) -> RoundStanding:
-    """Counts and verdict of a round: stored if it ended, else of the judgements so far."""
     counts = (
         RoundCounts(**{name: judging.result[name] for name in asdict(RoundCounts())})
         if judging.status == Status.ENDED and judging.result
@@ -281,7 +278,6 @@ def pair_next(judging: JudgingRound, rater: str, skip: Collection[str] = ()) -> 
 
 
 def pairs_standing(judging: JudgingRound) -> QuerySet[JudgedPair]:
-    """Pairs to judge: different answers, and a decision that was not withdrawn."""
     standing = Decision.objects.filter(pk=OuterRef("decision"), withdrawal=None)
     return judging.pairs.filter(Exists(standing), same=False)
 
@@ -295,7 +291,6 @@ def pair_get(judging: JudgingRound, pk: str, rater: str) -> ShownPair | None:
 
 
 def pair_shown(pair: JudgedPair, rater: str) -> ShownPair | None:
-    """The pair with the sides this rater sees; None if its decision was withdrawn or erased."""
     decision = Decision.objects.filter(pk=pair.decision, withdrawal=None).first()
     if decision is None:
         return None
@@ -315,7 +310,6 @@ class ComparedPair:
 
 
 def pairs_judged(judging: JudgingRound) -> list[ComparedPair]:
-    """Pairs with all their judgements, losses first."""
     found = []
     for pair in judging.pairs.filter(same=False).prefetch_related("judgements"):
         given = [WORTH[Preference(row.preference)] for row in pair.judgements.all()][: judging.raters]
@@ -350,7 +344,6 @@ def judgement_submit(pair: JudgedPair, rater: str, preference: str) -> PairJudge
 
 
 def judgement_undo(judging: JudgingRound, rater: str) -> JudgedPair | None:
-    """Withdraws the rater's newest judgement of an open round. Returns its pair, or None."""
     if not judging.is_open:
         return None
     rows = PairJudgement.objects.filter(pair__round=judging, rater=rater).select_related("pair")

@@ -70,7 +70,6 @@ def reward_model_get(name: str) -> RewardModelVersion:
 
 
 def reward_model_best(agent: str) -> RewardModelVersion | None:
-    """The agent's newest reward model that ranks held-out feedback better than chance."""
     rows = RewardModelVersion.objects.filter(agent=agent)
     return next((row for row in rows if ranks_above_chance(row.ranking)), None)
 

@@ -66,7 +66,6 @@ class AnswerMatchReward:
     name: str = "answer"
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        """One value per sample, in order; `detail` holds the answer read and the one expected."""
         return [self._value(sample) for sample in samples]
 
     def inapplicable(self, sample: RewardSample) -> str:
@@ -87,7 +86,6 @@ class AnswerMatchReward:
 
 
 def _reference_answers(sample: RewardSample) -> list[object]:
-    """The right answers; empty if unknown."""
     value = next((sample.facts[name] for name in COLUMNS if sample.facts.get(name) not in (None, "")), None)
     if value is None:
         return []
@@ -163,7 +161,6 @@ def number_of(text: str) -> float | None:
 
 
 def normal_answer(text: str) -> str:
-    """A text without case, outer punctuation of words, articles and extra spaces."""
     text = unicodedata.normalize("NFKC", text).casefold()
     words = (word.strip(string.punctuation + "“”‘’«»") for word in ARTICLES.sub(" ", text).split())
     return " ".join(word for word in words if word)
@@ -326,7 +323,6 @@ class RowReward:
 
     @property
     def value(self) -> float | None:
-        """In [0, 1]."""
         return None if self.raw is None else reward_normalise(self.raw)
 
     @property

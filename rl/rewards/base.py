@@ -97,7 +97,6 @@ class RewardResult:
 
     @property
     def value(self) -> float | None:
-        """In [0, 1]."""
         return None if self.raw is None else reward_normalise(self.raw)
 
 

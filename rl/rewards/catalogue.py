@@ -122,7 +122,6 @@ def _grader_reward(spec: str, *, code_execution: bool) -> RewardFunction:
 
 
 def reward_names() -> list[str]:
-    """Names of built-in reward functions, then of plugins'."""
     return [*BUILT_IN, *REWARDS]
 
 

@@ -251,7 +251,6 @@ def _parts(grader: Any) -> list[Any]:
 
 
 def runs_code(grader: Any) -> bool:
-    """True of a grader with Python code of its own."""
     return any(isinstance(part, PythonGrader) for part in _parts(grader))
 
 
@@ -267,7 +266,6 @@ def item_of(sample: RewardSample) -> dict[str, Any]:
 
 
 def sample_of(sample: RewardSample) -> dict[str, Any]:
-    """The answer as graders name it."""
     try:
         parsed = json.loads(sample.response)
     except (ValueError, RecursionError):

@@ -88,7 +88,6 @@ class RewardBreakdown:
 
     @property
     def value(self) -> float | None:
-        """In [0, 1]."""
         return None if self.raw is None else reward_normalise(self.raw)
 
     @property

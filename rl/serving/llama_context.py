@@ -46,7 +46,6 @@ class PromptCache:
             self.bytes -= len(self._states.pop(key)[1])
 
     def drop_file(self, name: str) -> None:
-        """Forget the prompts of an adapter's file, at every scale."""
         for key in [key for key in self._states if key[0] == name]:
             self.drop(key)
 
@@ -56,7 +55,6 @@ class PromptCache:
 
 
 def tokens_shared(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """Length of the common prefix of two prompts, in tokens."""
     count = 0
     for one, other in zip(held, wanted, strict=False):
         if one != other:

@@ -43,7 +43,6 @@ class Question:
 
     @classmethod
     def of_decision(cls, decision: Decision, system: str, candidates: tuple[str, ...] = ()) -> Question:
-        """The prompt of a recorded decision, as it may be typed again."""
         return cls(question_text(decision.messages, decision.state, system), candidates)
 
     def order(self, agent: str, policy: str, actor: str) -> DecideOrder:

@@ -73,7 +73,6 @@ def _exists(agent: str) -> bool:
 
 
 def agent_names() -> list[str]:
-    """Slugs of every agent a client may name, in alphabetical order."""
     defined = AgentDefinition.objects.values_list("slug", flat=True)
     trained = Policy.objects.order_by().values_list("agent", flat=True).distinct()
     return sorted({*AGENTS, *defined, *trained, *agent_slugs()})
@@ -149,7 +148,6 @@ class Target:
 
     @property
     def meant(self) -> str:
-        """Name of the policy that was to answer."""
         return self.unaskable or self.models[0].name
 
     @property
@@ -388,7 +386,6 @@ def policy_model(name: str) -> Model | None:
 
 
 def is_recorded(name: str) -> bool:
-    """True of a policy that is known by its recorded answers alone."""
     return _recorded.get(name, lambda: Policy.objects.filter(name=name, kind=RECORDED).exists())
 
 

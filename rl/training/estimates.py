@@ -88,7 +88,6 @@ class Planned(Generic[RecipeT]):
 
     @property
     def sample(self) -> list[Row]:
-        """Some rows in the order of training: those of one prompt that lie together are parted by its shuffle."""
         count = min(SAMPLE, len(self.rows))
         return random.Random(self.recipe.seed).sample(list(self.rows), count)
 
@@ -412,7 +411,6 @@ def _score_head(planned: Planned[RewardModelRecipe]) -> Work | None:
 
 
 def batches(items: Sequence[T], size: int) -> list[list[T]]:
-    """Whole batches of the items; one of all of them where there are fewer."""
     return [list(items[start : start + size]) for start in range(0, max(len(items) - size, 0) + 1, size)]
 
 

@@ -61,7 +61,6 @@ class HeldOutPrompt:
 
     @property
     def expected(self) -> str:
-        """An answer that people wrote or liked; empty where there is none."""
         return next(iter([*self.demonstrations, *self.liked]), "")
 
 
@@ -99,7 +98,6 @@ before."""
 
 
 def loops(text: str) -> bool:
-    """True of a degenerate text that repeats itself."""
     grams = [text[start : start + LOOP_GRAM] for start in range(len(text) - LOOP_GRAM + 1)]
     return len(text) >= LOOP_CHARS and 1 - len(set(grams)) / len(grams) >= LOOP_SHARE
 
@@ -143,7 +141,6 @@ class AnswerJudge:
         return NEUTRAL if liked == disliked else float(liked)
 
     def is_known(self, prompt: HeldOutPrompt, answer: str) -> bool:
-        """True if people wrote, liked or disliked an answer that does the same."""
         return self.does_one_of(answer, [*prompt.liked, *prompt.demonstrations, *prompt.disliked])
 
     def reward(self, prompt: HeldOutPrompt, answer: str, problem: str | None) -> float:
@@ -241,7 +238,6 @@ def liked_difference(prompts: Sequence[HeldOutPrompt], own: Verdicts, other: Ver
 
 
 def _means(prompts: Sequence[HeldOutPrompt], values: Mapping[int, float]) -> dict[str, float]:
-    """The mean of each cluster of prompts; a prompt without a near-identical one is a cluster of its own."""
     groups: dict[str, list[float]] = {}
     for number, value in sorted(values.items()):
         name = prompts[number].row.get("cluster") or prompts[number].key

@@ -124,17 +124,14 @@ class LoadedPolicy:
         )
 
     def answer_forms(self) -> AnswerForms:
-        """Forms of answers by prompt, none yet."""
         return AnswerForms(self.constraint, self.encoder.stop_ids, self._vocabulary_size)
 
     @property
     def _vocabulary_size(self) -> int:
-        """Tokens that the model gives logits of."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """Inside, the base model answers."""
         before, self.is_base = self.is_base, True
         try:
             with (

@@ -65,7 +65,6 @@ def sample_responses(
 
 
 def responses_cut(tokens: Tensor, encoder: Encoder) -> list[list[int]]:
-    """Rows of sampled tokens, each up to and with its first stop token."""
     _, mask = truncate_at_stop(tokens, encoder.stop_ids, encoder.tokenizer.pad_token_id)
     return [row[:length] for row, length in zip(tokens.tolist(), mask.sum(1).tolist(), strict=True)]
 

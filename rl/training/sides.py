@@ -103,7 +103,6 @@ class LinearSide:
         return [ResponseScore(found[_place(among, text)], 1) for text in responses]
 
     def pairs(self, rows: Sequence[Row]) -> list[tuple[ResponseScore, ResponseScore]]:
-        """Scores of the chosen and the rejected response of each row."""
         scored = (self.logps(row, number, ("chosen", "rejected")) for number, row in enumerate(rows))
         return [(chosen, rejected) for chosen, rejected in scored]
 
@@ -172,7 +171,6 @@ class ModelSide:
         return [None if self.agent.choices(state) else self.agent.schema_served(state) for state in states]
 
     def pairs(self, rows: Sequence[Row]) -> list[tuple[ResponseScore, ResponseScore]]:
-        """Scores of the chosen and the rejected response of each row."""
         return score_pairs(self.policy, rows, forms=self.forms(rows))
 
     def responses(self, rows: Sequence[Row]) -> list[ResponseScore]:

@@ -146,7 +146,6 @@ def _origin(found: Agent, defined: bool) -> str:
 
 
 def _example(found: Agent) -> dict[str, object] | None:
-    """The first made-up scenario: what is asked, and an answer it could give."""
     scenario = next(iter(found.scenarios()), None)
     if scenario is None or found.slug not in AGENTS:
         return None

@@ -164,7 +164,6 @@ def _card(
 
 
 def _answered(decision: Decision, response: str) -> Decision:
-    """The decision as if it had been answered so, to be shown and never saved; it names no policy."""
     found = copy.copy(decision)
     found.response, found.reasoning, found.policy = response, "", ""
     return found

@@ -236,7 +236,6 @@ def _moved(
 
 @button(MOVE)
 def policy_move(request: HttpRequest, name: str) -> HttpResponse:
-    """Promote, reject, retire or roll back; what the registry says is shown."""
     found = get_object_or_404(Policy, name=name)
     incumbent_sync(found.agent)
     _moved(request, found, registry.policy_move, registry.RegistryRefused)

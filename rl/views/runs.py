@@ -295,7 +295,6 @@ RUNS_PER_PAGE = 25
 
 @page(SCOPE_PERMISSIONS["rate"])
 def home(request: HttpRequest) -> HttpResponse:
-    """Home page: the state of every agent, and its next action."""
     cards = agent_cards()
     if not cards and request.user.has_perm(SCOPE_PERMISSIONS["operate"]):
         return redirect("start")
@@ -420,7 +419,6 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _omissions(found: TrainingRun) -> list[tuple[str, str, int]]:
-    """Reason, in words, and how many: the most first."""
     counted = (found.snapshot.left_out if found.snapshot else {}).items()
     words = EVIDENCE_REASONS | EXAMPLE_REASONS | PAIR_REASONS
     return sorted(((name, words.get(name, ""), count) for name, count in counted), key=lambda row: -row[2])
@@ -445,7 +443,6 @@ def run_cancel(request: HttpRequest, pk: int) -> HttpResponse:
 
 @button("rl.change_trainingrun")
 def run_resume(request: HttpRequest, pk: int) -> HttpResponse:
-    """Hand a failed or cancelled run to the workers again."""
     found = run_get(pk)
     if found is None:
         raise Http404(f"no run {pk}")

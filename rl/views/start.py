@@ -171,7 +171,6 @@ def _judged_context(policy: Policy) -> dict[str, object]:
 
 
 def _question(policy: Policy) -> str:
-    """A held-out question to begin with: the newest turn of the first win."""
     evaluation = evaluation_newest_paired(policy)
     messages = next((one.messages for one in answers_compared(evaluation)), ()) if evaluation else ()
     return str(messages[-1].get("content", "")) if messages else ""
@@ -184,7 +183,6 @@ def _question(policy: Policy) -> str:
 @never_cache
 @button(OPERATE)
 def start_connect(request: HttpRequest) -> HttpResponse:
-    """Set an agent up as the form says, and show its snippets."""
     given = {name: str(value).strip() for name, value in request.POST.items() if name != "key"}
     try:
         policy = agent_connect(given, request.POST.get("key", ""), actor=request.user.get_username())
@@ -199,7 +197,6 @@ def start_connect(request: HttpRequest) -> HttpResponse:
 @never_cache
 @button([OPERATE, MAKE_KEYS])
 def start_key(request: HttpRequest) -> HttpResponse:
-    """Make a key for an agent's app, and show it in the snippets once."""
     agent = request.POST.get("agent", "")
     if not re.fullmatch(SLUG_PATTERN, agent):
         return connect_page(
@@ -259,7 +256,6 @@ MODELS = (
 
 
 def _model_context(agent: str) -> dict[str, object]:
-    """The base models offered, the one the agent is on, and how far its adding is."""
     base = agent_base_model(agent)
     own = (
         []
@@ -270,7 +266,6 @@ def _model_context(agent: str) -> dict[str, object]:
 
 
 def _is_being_added(agent: str) -> bool:
-    """True while a worker adds the agent's base model."""
     addition = addition_of(agent_base_model(agent).name)
     return addition is not None and not addition.failed
 

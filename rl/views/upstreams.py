@@ -219,7 +219,6 @@ def _upstream(answers: str, given: Mapping[str, str], key: str) -> Upstream:
 
 
 def _name_free(host: str) -> str:
-    """A name for an upstream that no other has: api.example.com becomes example, then example-2."""
     parts = [
         part
         for part in re.split(r"[^a-z0-9-]+", host.lower())
