@@ -310,7 +310,10 @@ def test_auto_goes_on_with_the_best_candidate(monkeypatch: pytest.MonkeyPatch, t
 
     def linear_ahead(policies: list[Policy], progress: Any) -> list[candidates.CandidateScore]:
         compared.append([str(policy.run and policy.run.method) for policy in policies])
-        return [candidates.CandidateScore(one.name, 0.5, 10, kept=one == policies[0]) for one in policies]
+        return [
+            candidates.CandidateScore(policy=one.name, share=0.5, compared=10, kept=one == policies[0])
+            for one in policies
+        ]
 
     monkeypatch.setattr(pipeline, "candidates_compared", linear_ahead)
     report = pipeline.run_train(run.pk, actor="ada")

@@ -31,7 +31,7 @@ from rl.api.training import (
     run_lookup,
     run_represent,
 )
-from rl.datasets.reward_records import RewardsRefused, rewards_calculate
+from rl.datasets.reward_records import RewardsCalculated, RewardsRefused, rewards_calculate
 from rl.export.service import opponents, policy_job_place
 from rl.gates.headlines import share_of
 from rl.jobs import lifecycle
@@ -328,21 +328,6 @@ class RewardsAsked(Sent):
     agent: Slug | None = None
     """Of this agent alone."""
     limit: Annotated[int, Field(ge=1, le=MAX_REWARDS)] = MAX_REWARDS
-
-
-class RewardsCalculated(Answer):
-    calculated: int
-    """Decisions whose reward was calculated."""
-    written: int
-    """Those whose reward is new or has changed."""
-    pending: int
-    """Decisions that still wait."""
-    unreadable: dict[str, str]
-    """Decisions that cannot be read and were skipped, the first of them, and why."""
-    unreadable_count: int
-    """How many were skipped: /problems/ lists them."""
-    refused: dict[str, str]
-    """Agents whose rewards cannot be calculated as they are set, and why."""
 
 
 class CalculatePending(ApiView):

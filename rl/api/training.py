@@ -22,6 +22,7 @@ from rl.base_models.service import addition_of, agent_base_model, base_model_res
 from rl.base_models.sources import SourceRefused
 from rl.datasets.gate_distance import gate_distance
 from rl.datasets.stats import score_summaries
+from rl.evaluation.candidates import CandidateScore
 from rl.gates.headlines import share_of
 from rl.jobs.child_process import base_model_add_dispatch
 from rl.jobs.estimates import OrderEstimate, order_automatic, order_estimate, order_place
@@ -184,14 +185,6 @@ class RunWhole(RunQueued):
     """Figure -> its [step, value] points so far."""
 
 
-class CandidatePolicy(CamelAnswer):
-    policy: str
-    share: float
-    """Share of the eval prompts or pairs it gets right."""
-    compared: int
-    kept: bool
-
-
 class RunTrained(RunWhole):
     """A run that made a policy."""
 
@@ -204,7 +197,7 @@ class RunTrained(RunWhole):
     """Its name in the registry of reward models."""
     feedback_count: int
     training_steps: int
-    candidates: list[CandidatePolicy]
+    candidates: list[CandidateScore]
     """Policies that a run of `auto` and its stages made; `policyId` is the one that is kept."""
     reward_mean: float | None
     """Mean reward of the policy's answers to held-out prompts; null before its evaluation."""

@@ -15,7 +15,7 @@ from backend.rest.schema import Page, describe, of_path
 from backend.rest.views import ApiView
 from feedback.storage.fields import WHOLE, OneOf, Storable
 from rl.models import Upstream as UpstreamRow
-from rl.serving.upstream_test import upstream_test
+from rl.serving.upstream_test import UpstreamTest, upstream_test
 from rl.upstreams import (
     RANGES,
     upstream_add,
@@ -108,16 +108,6 @@ class Upstream(Answer):
     """Policies it answers for."""
     warning: str
     """What is unsafe about its address; empty where nothing is."""
-
-
-class UpstreamTest(Answer):
-    name: str
-    answer: str
-    latency_ms: float
-    model: str
-    """Model and version as the provider names them."""
-    schemas: str
-    """Form of JSON answers that works."""
 
 
 class Upstreams(ApiView):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from django.conf import settings
@@ -13,6 +13,7 @@ from django.db import Error as DjangoDatabaseError
 from django.db import InterfaceError, OperationalError
 from django.db.models import Avg, Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 
+from backend.bodies import Answer
 from feedback.cache import CostAwareCache
 from feedback.explorer.bulk_readers import (
     FeedbackBundle,
@@ -55,19 +56,19 @@ class RewardsRefused(ValueError):
     """The rewards cannot be calculated."""
 
 
-@dataclass(frozen=True)
-class CalculationResult:
+class RewardsCalculated(Answer):
     calculated: int
-    """Decisions processed."""
+    """Decisions whose reward was calculated."""
     written: int
-    """Records added, for decisions with a new or changed reward."""
+    """Those whose reward is new or has changed."""
     pending: int
-    """Decisions still waiting, except those of refused agents."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Agent whose reward settings are faulty -> why."""
-    unreadable: dict[str, str] = field(default_factory=dict)
-    """The first skipped decisions -> why; every calculation tries them again."""
-    unreadable_count: int = 0
+    """Decisions that still wait."""
+    unreadable: dict[str, str]
+    """Decisions that cannot be read and were skipped, the first of them, and why."""
+    unreadable_count: int
+    """How many were skipped: /problems/ lists them."""
+    refused: dict[str, str]
+    """Agents whose rewards cannot be calculated as they are set, and why."""
 
 
 def reward_settings(agent: str) -> RewardFacts:
@@ -156,7 +157,7 @@ def rewards_calculate(
     everything: bool = False,
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> CalculationResult:
+) -> RewardsCalculated:
     """Calculate pending rewards of an agent or of all agents; with `everything`, calculated ones too.
 
     Safe to repeat and to run twice at once: an unchanged reward adds nothing. Processes at most `limit` decisions.
@@ -206,13 +207,13 @@ def rewards_calculate(
         if ids:
             rows.save(looked_at=ids)
             unreadable |= rows.unreadable
-    return CalculationResult(
-        count,
-        record_count,
-        max(total - count, 0),
-        refusals,
-        unreadable_summary(unreadable),
-        len(unreadable),
+    return RewardsCalculated(
+        calculated=count,
+        written=record_count,
+        pending=max(total - count, 0),
+        unreadable=unreadable_summary(unreadable),
+        unreadable_count=len(unreadable),
+        refused=refusals,
     )
 
 

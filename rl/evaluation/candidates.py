@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import mean, stdev
 
+from backend.bodies import Answer
 from rl.agents.base import Agent
 from rl.datasets.feedback_types import Row
 from rl.datasets.held_out_evidence import eval_rows
@@ -16,8 +16,7 @@ from rl.models.agent_definitions import agent_served
 from rl.registry.integrity import adapter_folder
 
 
-@dataclass(frozen=True)
-class CandidateScore:
+class CandidateScore(Answer):
     policy: str
     share: float
     """Share of the prompts where its answer is one that people wrote, preferred or liked; of free text, which has no
@@ -25,7 +24,7 @@ class CandidateScore:
     answers are a closed set or structured, and a right one is known, it is wrong."""
     compared: int
     """Prompts, or pairs."""
-    kept: bool = False
+    kept: bool
 
 
 def candidates_compared(
@@ -48,7 +47,9 @@ def candidates_compared(
         if len(ahead) > 1 and mean(ahead) > 1.001 * stdev(ahead) / len(ahead) ** 0.5:
             best = place
     return [
-        CandidateScore(policy.name, mean(own) if own else 0.0, len(own), place == best)
+        CandidateScore(
+            policy=policy.name, share=mean(own) if own else 0.0, compared=len(own), kept=place == best
+        )
         for place, (policy, own) in enumerate(zip(policies, values, strict=True))
     ]
 

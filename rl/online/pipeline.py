@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -130,7 +130,7 @@ def candidate_kept(run: TrainingRun, progress: Progress | None = None) -> Traini
             candidates.sort(key=lambda one: one.policy.kind == Policy.Kind.LINEAR)
         compared = candidates_compared([one.policy for one in candidates], PhaseRecorder(run, progress))
     kept = next(one for one, score in zip(candidates, compared, strict=True) if score.kept)
-    run.result |= {"candidates": [asdict(one) for one in compared], "kept_run": kept.pk}
+    run.result |= {"candidates": [one.model_dump() for one in compared], "kept_run": kept.pk}
     with transaction.atomic():
         if kept != run and run.is_followed:
             TrainingRun.objects.filter(pk=kept.pk).update(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from backend.bodies import Answer as ApiAnswer
 from rl.models import Upstream
 from rl.serving.base import Answer, Ask, BackendFailed, Endpoint, Model, ServingRefused
 from rl.serving.endpoint import EndpointBackend
@@ -26,15 +27,14 @@ TIMEOUT_S = 30.0
 """Longest wait for an answer: somebody waits for the page."""
 
 
-@dataclass(frozen=True)
-class UpstreamTest:
+class UpstreamTest(ApiAnswer):
     name: str
     answer: str
     latency_ms: float
     model: str
     """Model and version as the provider names them."""
     schemas: str
-    """Form of JSON answers that works; see `Upstream.Schemas`."""
+    """Form of JSON answers that works."""
 
 
 def upstream_test(upstream: Upstream, progress: Callable[[str], None] = lambda line: None) -> UpstreamTest:
@@ -55,7 +55,9 @@ def upstream_test(upstream: Upstream, progress: Callable[[str], None] = lambda l
     Upstream.objects.filter(pk=upstream.pk).update(schemas=upstream.schemas)
     said = EndpointBackend(endpoint).key_hidden(answer.text.strip())
     model, took = answer.served_model or upstream.model, round(answer.latency_ms, 1)
-    return UpstreamTest(upstream.name, said[:200], took, model, upstream.schemas)
+    return UpstreamTest(
+        name=upstream.name, answer=said[:200], latency_ms=took, model=model, schemas=upstream.schemas
+    )
 
 
 def _form_that_works(endpoint: Endpoint, model: str) -> str:

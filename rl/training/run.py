@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Required, TypedDict, TypeVar
+from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack
 
 import torch
 from accelerate import PartialState
@@ -96,30 +96,10 @@ class RunContext(Generic[RecipeT]):
             self.note(text)
 
 
-def run_context(
-    recipe: RecipeT,
-    base_model: str,
-    *,
-    output_dir: str | Path,
-    agent: str = "",
-    hardware: Hardware | None = None,
-    listener: TrainListener | None = None,
-    resume: bool = False,
-    cache_dir: str | Path | None = None,
-    deadline: float | None = None,
-) -> RunContext[RecipeT]:
-    """The context of a run from a trainer's arguments (`RunOptions`), with hardware detected where none is given."""
-    return RunContext(
-        recipe=recipe,
-        base_model=base_model,
-        output_dir=Path(output_dir),
-        agent=agent,
-        hardware=hardware or detect(),
-        listener=listener or Silent(),
-        resume=resume,
-        cache_dir=Path(cache_dir) if cache_dir is not None else None,
-        deadline=deadline,
-    )
+def run_context(recipe: RecipeT, base_model: str, **options: Unpack[RunOptions]) -> RunContext[RecipeT]:
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    given |= {name: Path(given[name]) for name in ("output_dir", "cache_dir") if name in given}
+    return RunContext(recipe, base_model, **given)
 
 
 def base_load(context: RunContext[RecipeT], *, half: bool = True) -> LoadedPolicy:

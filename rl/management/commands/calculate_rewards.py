@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated
 
 from django.core.management.base import CommandParser
@@ -73,7 +72,7 @@ class Command(RatchetCommand[Options, Result]):
         labels = {slug: reward_labels(slug) for slug in agents if slug not in found.refused}
         unvalued = {slug: outcomes_without_value(slug) for slug in agents if slug not in found.refused}
         return {
-            **dataclasses.asdict(found),
+            **found.model_dump(),
             "agents": agents,
             "labels": {slug: made for slug, made in labels.items() if made["good"] + made["bad"]},
             "outcomes_without_worth": {slug: names for slug, names in unvalued.items() if names},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import sys
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 from django.core.management.base import CommandError, CommandParser
@@ -96,7 +95,7 @@ class Command(RatchetCommand[Options, Result]):
             return self._added(upstream_change(upstream, _values(options), _key(options)), options)
         if action == "test":
             with self.bar(f"asking {name}") as bar:
-                return asdict(upstream_test(upstream, lambda line: bar.update(0, 0, line)))
+                return upstream_test(upstream, lambda line: bar.update(0, 0, line)).model_dump()
         upstream_remove(upstream)
         return {"removed": name}
 
