@@ -141,6 +141,8 @@ class Run(Answer):
     ]
     reason: str
     """Why it was refused, failed or cancelled."""
+    next_step: str
+    """What to do about that; empty if there is nothing to do, or nothing known."""
     why: str
     """Reason for the method, if it was chosen automatically."""
     stage_of: int | None = Field(validation_alias="stage_of_id")
