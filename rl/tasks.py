@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 from django.conf import settings
@@ -116,7 +115,7 @@ def rewards() -> dict[str, object]:
     found = rewards_calculate(limit=REWARDS_AT_ONCE)
     for agent, why in found.refused.items():
         notify("clock_failed", f"rewards of {agent} failed: {why}", agent=agent, task="rewards", reason=why)
-    return dataclasses.asdict(found)
+    return found.model_dump()
 
 
 def _fail(run: TrainingRun, status: int) -> None:
