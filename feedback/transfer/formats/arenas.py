@@ -16,7 +16,7 @@ from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import Format, each_row, holds, key_of, objects_in, row_format
 from feedback.transfer.formats.calls import chat_of, json_value, text_or_empty
 from feedback.transfer.formats.cells import JsonObject
-from feedback.transfer.formats.declared import Sides, at, metadata_at, notes_of
+from feedback.transfer.formats.declared import at, metadata_at, notes_of, sides_of
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
     ImportedDecision,
@@ -24,6 +24,7 @@ from feedback.transfer.formats.records import (
     Record,
     RowError,
     RowLeftOut,
+    compared,
     completion_of,
     list_of,
     number_of,
@@ -62,7 +63,7 @@ def _arena(row: JsonObject, line: int) -> Iterator[Record]:
     name = " ".join(str(part) for part in judge) if isinstance(judge, list) else text_or_empty(judge)
     created_at = time_of(at(row, "tstamp || timestamp"), "tstamp")
     prompt, responses = split_turns(*conversations)
-    sides = Sides.of(
+    sides = sides_of(
         row,
         line,
         prompt,
@@ -73,7 +74,7 @@ def _arena(row: JsonObject, line: int) -> Iterator[Record]:
         created_at=created_at,
     )
     by_model = isinstance(judge, list) or MODEL_JUDGE.match(name) is not None
-    yield sides.judged(preference, simulated=by_model, rater=name, created_at=created_at)
+    yield compared(*sides, preference, simulated=by_model, rater=name, created_at=created_at)
 
 
 def _winner(value: object) -> str:
@@ -206,11 +207,12 @@ def _mtbench_pair(row: JsonObject, line: int, texts: DiskMultimap) -> Iterator[R
         raise RowLeftOut(UNREADABLE)
     models = [text_of(row.get(name), name, required=True) for name in ("model_1", "model_2")]
     prompt, responses = split_turns(*(_conversation(row, model, texts) for model in models))
-    given = {"created_at": time_of(row.get("tstamp"), "tstamp")}
-    sides = Sides.of(row, line, prompt, responses, [model[:200] for model in models], **given)
+    created_at = time_of(row.get("tstamp"), "tstamp")
+    policies = [model[:200] for model in models]
+    sides = sides_of(row, line, prompt, responses, policies, created_at=created_at)
     preference = JUDGED[str(winners[0])] if winners[0] == winners[1] else "tie"
     notes = notes_of(row.get("g1_judgment"), "g1_judgment")
-    yield sides.judged(preference, simulated=True, rater=_judge(row), notes=notes, **given)
+    yield compared(*sides, preference, simulated=True, rater=_judge(row), notes=notes, created_at=created_at)
 
 
 def _mtbench_single(row: JsonObject, line: int, texts: DiskMultimap) -> Iterator[Record]:

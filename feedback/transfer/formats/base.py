@@ -30,6 +30,7 @@ from feedback.transfer.formats.records import (
     RowRefused,
     RowSkipped,
     check_json,
+    compared,
     list_of,
     mapping_of,
     reasoning_text,
@@ -427,9 +428,7 @@ class TaughtPrompt:
         better, worse = self.decision(chosen), self.decision(rejected)
         if better.response == worse.response:
             raise RowLeftOut("chosen and rejected are the same: no preference")
-        return ImportedComparison(
-            line=self.line, key=self.key, left=better, right=worse, preference="left", ordered=False
-        )
+        return compared(better, worse, "left", ordered=False)
 
     def judgement(self, response: Completion, label: object, what: str) -> ImportedDecision:
         """A response called good or bad: true is good and false bad, or 1 and 0. Raises RowError."""

@@ -27,13 +27,13 @@ from feedback.transfer.formats.cells import JsonObject, listed
 from feedback.transfer.formats.declared import at
 from feedback.transfer.formats.files import DiskMultimap
 from feedback.transfer.formats.records import (
-    ImportedComparison,
     ImportedDecision,
     ImportedRating,
     ImportedReference,
     Record,
     RowError,
     RowLeftOut,
+    compared,
     completion_of,
     list_of,
     mapping_of,
@@ -169,12 +169,11 @@ def webui_feedback(
         yield decision(name)
         # in the arena two models answered blindly side by side, and the thumb chose between them
         if meta.get("arena"):
-            yield ImportedComparison(
-                line=line,
-                key=key,
-                left=decision(message_id),
-                right=decision(name),
-                preference="left" if rating.thumb == "up" else "right",
+            preference = "left" if rating.thumb == "up" else "right"
+            yield compared(
+                decision(message_id),
+                decision(name),
+                preference,
                 ordered=False,
                 rater=rating.rater,
                 created_at=rating.created_at,

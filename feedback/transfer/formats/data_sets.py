@@ -22,7 +22,7 @@ from feedback.transfer.formats.base import (
 )
 from feedback.transfer.formats.calls import chat_of, text_or_empty
 from feedback.transfer.formats.cells import Cell, JsonObject, number_in
-from feedback.transfer.formats.declared import Pair, Sides, at, metadata_at, notes_of
+from feedback.transfer.formats.declared import Pair, at, metadata_at, notes_of, sides_of
 from feedback.transfer.formats.pair_files import LAST, turns_of_text
 from feedback.transfer.formats.records import (
     ImportedDecision,
@@ -32,11 +32,12 @@ from feedback.transfer.formats.records import (
     RowError,
     RowLeftOut,
     RowSkipped,
+    compared,
     completion_of,
     list_of,
-    mapping_of,
     messages_of,
     number_of,
+    objects_of,
     text_of,
 )
 from feedback.transfer.formats.training_files import preference_parts
@@ -61,7 +62,7 @@ def _shp(row: JsonObject, line: int) -> Iterator[Record]:
         raise RowError(
             f"labels: expected 1 (A is better) or 0 (B is), found {value_excerpt(row.get('labels'))}"
         )
-    yield _posts(row, line).judged(better, ordered=False)
+    yield compared(*_posts(row, line), better, ordered=False)
 
 
 SHP = row_format(
@@ -97,7 +98,8 @@ def _alpacaeval(row: JsonObject, line: int) -> Iterator[Record]:
             f"preference: expected 1 to 2, or 0 for a draw, found {value_excerpt(row['preference'])}"
         )
     preference = "tie" if number in (0, 1.5) else "left" if number < 1.5 else "right"
-    yield _outputs(row, line).judged(preference, simulated=True, rater=text_or_empty(row.get("annotator")))
+    rater = text_or_empty(row.get("annotator"))
+    yield compared(*_outputs(row, line), preference, simulated=True, rater=rater)
 
 
 ALPACAEVAL = row_format(
@@ -141,8 +143,7 @@ def _helpsteer(row: JsonObject, line: int) -> Iterator[Record]:
 
 def _objects(row: JsonObject, name: str) -> list[JsonObject]:
     value = row.get(name)
-    items = list_of(value if value is not None else [], name)
-    return [mapping_of(item, f"{name}[{index}]") for index, item in enumerate(items)]
+    return objects_of(value if value is not None else [], name)
 
 
 def _marked_turns(value: object, what: str) -> list[Message]:
@@ -192,7 +193,7 @@ def _helpsteer_votes(
         preference = "left" if number < 0 else "right" if number > 0 else "tie"
         tags = (f"strength {abs(number):g}",) if number not in (0, NEITHER) else ()
         notes = notes_of(reason, "reason")
-        yield sides.judged("both_bad" if number == NEITHER else preference, tags=tags, notes=notes)
+        yield compared(*sides, "both_bad" if number == NEITHER else preference, tags=tags, notes=notes)
 
 
 HELPSTEER = row_format(
@@ -227,7 +228,7 @@ def _scored_sides(
     if chosen == rejected:
         raise RowLeftOut("chosen and rejected are the same: no preference")
     ratings = [_side_rating(row, side) for side in ("chosen", "rejected")]
-    decisions = [
+    left, right = (
         ImportedDecision(
             line=line,
             key=str(row.get("prompt_id") or "")[:200] or key_of(row),
@@ -238,11 +239,11 @@ def _scored_sides(
             **facts,
         )
         for side, response, rating in zip(("chosen", "rejected"), (chosen, rejected), ratings, strict=True)
-    ]
+    )
     # of the decisions in a comparison the words alone are read: their ratings come with records of their own
-    yield from decisions
+    yield from (left, right)
     tie = ratings[0] is not None and ratings[0] == ratings[1]
-    yield Sides(*decisions).judged("tie" if tie else "left", ordered=False, simulated=True)
+    yield compared(left, right, "tie" if tie else "left", ordered=False, simulated=True)
 
 
 def _side_rating(row: JsonObject, side: str) -> ImportedRating | None:
@@ -416,19 +417,17 @@ def _nectar(row: JsonObject, line: int) -> Iterator[Record]:
         raise RowError("prompt: expected it to end with a blank line and 'Assistant:'")
     messages, metadata = turns_of_text(prompt), metadata_at(row, {"source": "source"})
     ranked: list[tuple[float, Completion, str]] = []
-    for index, item in enumerate(list_of(row.get("answers"), "answers")):
-        answer, where = mapping_of(item, f"answers[{index}]"), f"answers[{index}]"
-        rank = number_of(answer.get("rank"), f"{where}.rank")
-        ranked.append(
-            (rank, text_of(answer.get("answer"), f"{where}.answer"), text_or_empty(answer.get("model")))
-        )
+    for index, answer in enumerate(objects_of(row.get("answers"), "answers")):
+        rank = number_of(answer.get("rank"), f"answers[{index}].rank")
+        text = text_of(answer.get("answer"), f"answers[{index}].answer")
+        ranked.append((rank, text, text_or_empty(answer.get("model"))))
     for (rank, left, model), (other_rank, right, other_model) in combinations(ranked, 2):
         if left == right:
             yield RowSkipped(line, key_of(row), "both responses are the same: no preference")
             continue
-        sides = Sides.of(row, line, messages, (left, right), (model, other_model), metadata=metadata)
+        sides = sides_of(row, line, messages, (left, right), (model, other_model), metadata=metadata)
         preference = "tie" if rank == other_rank else "left" if rank < other_rank else "right"
-        yield sides.judged(preference, ordered=False, simulated=True)
+        yield compared(*sides, preference, ordered=False, simulated=True)
 
 
 NECTAR = row_format("nectar", "Nectar: ranked answers", _is_nectar, _nectar, verdicts=("good_natured",))

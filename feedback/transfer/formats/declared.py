@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial, reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import jmespath
 from jmespath.exceptions import JMESPathTypeError
@@ -33,7 +33,6 @@ from feedback.transfer.formats.calls import (
 )
 from feedback.transfer.formats.cells import JsonObject, listed
 from feedback.transfer.formats.records import (
-    ImportedComparison,
     ImportedDecision,
     ImportedOutcome,
     ImportedRating,
@@ -428,46 +427,28 @@ def outcomes_at(row: object, path: str) -> Iterator[ImportedOutcome]:
 SAME = "both responses are the same: no preference"
 
 
-@dataclass(frozen=True)
-class Sides:
-    """Two responses to one prompt, ready for the comparisons of those who judged them."""
+Sides: TypeAlias = tuple[ImportedDecision, ImportedDecision]
+"""Two responses to one prompt."""
 
-    left: ImportedDecision
-    right: ImportedDecision
 
-    @classmethod
-    def of(
-        cls,
-        row: JsonObject,
-        line: int,
-        messages: list[Message],
-        responses: Sequence[Completion],
-        policies: Sequence[str] = ("", ""),
-        **facts: Any,
-    ) -> Sides:
-        """The decisions of both. Raises RowLeftOut where they are the same."""
-        left, right = (
-            ImportedDecision(
-                line=line, key=key_of(row), messages=messages, response=response, policy=policy, **facts
-            )
-            for response, policy in zip(responses, policies, strict=True)
+def sides_of(
+    row: JsonObject,
+    line: int,
+    messages: list[Message],
+    responses: Sequence[Completion],
+    policies: Sequence[str] = ("", ""),
+    **facts: Any,
+) -> Sides:
+    """The decisions of two responses to one prompt. Raises RowLeftOut where they are the same."""
+    left, right = (
+        ImportedDecision(
+            line=line, key=key_of(row), messages=messages, response=response, policy=policy, **facts
         )
-        if left.response == right.response:
-            raise RowLeftOut(SAME)
-        return cls(left, right)
-
-    def judged(self, preference: str, *, simulated: bool = False, **more: Any) -> ImportedComparison:
-        """One rater's preference. more: further fields of the comparison."""
-        kind = "simulated" if simulated else "human"
-        return ImportedComparison(
-            line=self.left.line,
-            key=self.left.key,
-            left=self.left,
-            right=self.right,
-            preference=preference,
-            rater_kind=kind,
-            **more,
-        )
+        for response, policy in zip(responses, policies, strict=True)
+    )
+    if left.response == right.response:
+        raise RowLeftOut(SAME)
+    return left, right
 
 
 @dataclass(frozen=True)
@@ -487,4 +468,4 @@ class Pair:
             messages = messages_of(text_of(at(row, self.prompt), self.prompt), self.prompt)
         responses = [text_of(at(row, path), path, required=self.required) for path in self.responses]
         policies = [text_or_empty(at(row, path)) for path in self.policies]
-        return Sides.of(row, line, messages, responses, policies, metadata=metadata_at(row, self.metadata))
+        return sides_of(row, line, messages, responses, policies, metadata=metadata_at(row, self.metadata))

@@ -35,18 +35,19 @@ from feedback.transfer.formats.declared import (
     outcomes_at,
 )
 from feedback.transfer.formats.records import (
-    ImportedComparison,
     ImportedDecision,
     ImportedOutcome,
     ImportedRating,
     Record,
     RowLeftOut,
     RowSkipped,
+    compared,
     completion_of,
     list_of,
     mapping_of,
     messages_of,
     number_of,
+    objects_of,
     text_of,
     time_of,
 )
@@ -95,7 +96,7 @@ def _promptfoo(row: JsonObject, line: int) -> Iterator[Record]:
                 for rater, passed in _choices(one.get("gradingResult")):
                     chosen.setdefault((str(one.get("testIdx")), rater), []).append((passed, record))
     for (_, rater), outputs in chosen.items():
-        yield from _chosen_over_others(line, rater, outputs)
+        yield from _chosen_over_others(rater, outputs)
 
 
 def _promptfoo_result(row: JsonObject, line: int) -> Iterator[Record]:
@@ -127,25 +128,14 @@ def _choices(grading: object) -> Iterator[tuple[str, bool]]:
             yield (f"{kind}: {value}" if value else kind)[:200], part["pass"]
 
 
-def _chosen_over_others(
-    line: int, rater: str, outputs: list[tuple[bool, ImportedDecision]]
-) -> Iterator[Record]:
+def _chosen_over_others(rater: str, outputs: list[tuple[bool, ImportedDecision]]) -> Iterator[Record]:
     """The output that was chosen beside each other one to the same prompt."""
     best = [decision for passed, decision in outputs if passed]
     if len(best) != 1:
         return
     for passed, other in outputs:
         if not passed and other.messages == best[0].messages and other.response != best[0].response:
-            yield ImportedComparison(
-                line=line,
-                key=best[0].key,
-                left=best[0],
-                right=other,
-                preference="left",
-                ordered=False,
-                rater=rater,
-                rater_kind="simulated",
-            )
+            yield compared(best[0], other, "left", simulated=True, ordered=False, rater=rater)
 
 
 def _promptfoo_ratings(grading: object) -> Iterator[ImportedRating]:
@@ -205,11 +195,8 @@ def _case(case: JsonObject, line: int) -> Iterator[Record]:
     metadata = metadata_at(case, DEEPEVAL_METADATA)
     messages, response = _exchange(case)
     if response:
-        metrics = list_of(case.get("metricsData") or [], "metricsData")
-        said = [
-            _metric(mapping_of(item, f"metricsData[{i}]"), f"metricsData[{i}]")
-            for i, item in enumerate(metrics)
-        ]
+        metrics = objects_of(case.get("metricsData") or [], "metricsData")
+        said = [_metric(metric, f"metricsData[{index}]") for index, metric in enumerate(metrics)]
         yield ImportedDecision(
             line=line,
             key=key,
@@ -290,8 +277,8 @@ _sample = Call(
 
 def _openai_evals(row: JsonObject, line: int) -> Iterator[Record]:
     mapping_of(row.get("sample"), "sample")
-    results = list_of(row.get("results") or [], "results")
-    grades = [_grade(mapping_of(item, f"results[{i}]"), f"results[{i}]") for i, item in enumerate(results)]
+    results = objects_of(row.get("results") or [], "results")
+    grades = [_grade(result, f"results[{index}]") for index, result in enumerate(results)]
     given = time_of(row.get("created_at"), "created_at")
     ratings = tuple(replace(rating, created_at=given) for rating, _ in grades if rating is not None)
     outcomes = tuple(replace(outcome, at=given) for _, outcome in grades if outcome is not None)

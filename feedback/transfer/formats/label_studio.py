@@ -29,6 +29,7 @@ from feedback.transfer.formats.records import (
     RowError,
     RowLeftOut,
     RowSkipped,
+    compared,
     completion_of,
     list_of,
     mapping_of,
@@ -166,12 +167,10 @@ def _task(data: JsonObject, answers: list[Answer], place: Annotation) -> Iterato
         names = two_answers(data, prompt, first=answer.about.split(",")[0])
         messages = prompt_messages(data, prompt)
         left, right = (place.decision(messages, text_of(data[name], name)) for name in names)
-        yield ImportedComparison(
-            line=place.line,
-            key=place.key,
-            left=left,
-            right=right,
-            preference=answer.value,
+        yield compared(
+            left,
+            right,
+            answer.value,
             notes="\n".join(text for one in ratings if one.kind == "textarea" for text in one.texts),
             tags=tuple(text for one in ratings if one.kind == "choices" for text in one.texts),
             **place.about,

@@ -33,6 +33,7 @@ from feedback.transfer.formats.records import (
     Record,
     RowError,
     RowSkipped,
+    compared,
     list_of,
     mapping_of,
     messages_of,
@@ -190,16 +191,7 @@ def records(row: JsonObject, line: int) -> Iterator[Record]:
     for question, value, rater in verdicts:
         ordered = _preferences(value, responses)
         for better, worse in ordered:
-            left, right = decision(better), decision(worse)
-            yield ImportedComparison(
-                line=line,
-                key=taught.key,
-                left=left,
-                right=right,
-                preference="left",
-                ordered=False,
-                rater=rater,
-            )
+            yield compared(decision(better), decision(worse), "left", ordered=False, rater=rater)
         if not ordered:
             by_rater.setdefault(rater, []).append((question, value))
     for rater, answers in by_rater.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from feedback.transfer.formats.records import (
     system_in,
     tags_of,
     text_of,
+    text_or_json,
     time_of,
     with_system,
 )
@@ -129,6 +129,7 @@ def _decision(row: JsonObject, line: int, key: str, ratings: tuple[ImportedRatin
         other_fields = {name: value for name, value in row.items() if name not in ("rating", "tags", "notes")}
         metadata = {ENTRY: check_json(other_fields, "entry")}
     candidates = row.get("candidates")
+    listed = () if candidates is None else list_of(candidates, "candidates")
     return ImportedDecision(
         line=line,
         key=key,
@@ -136,14 +137,9 @@ def _decision(row: JsonObject, line: int, key: str, ratings: tuple[ImportedRatin
         response=response,
         agent="" if agent is None else text_of(agent, "agent"),
         state=check_json(row.get("state"), "state"),
-        candidates=(
-            None
-            if candidates is None
-            else [
-                _response(item, f"candidates[{i}]")
-                for i, item in enumerate(list_of(candidates, "candidates"))
-            ]
-        ),
+        candidates=None
+        if candidates is None
+        else [_response(item, f"candidates[{index}]") for index, item in enumerate(listed)],
         metadata=metadata,
         ratings=ratings,
     )
@@ -151,9 +147,7 @@ def _decision(row: JsonObject, line: int, key: str, ratings: tuple[ImportedRatin
 
 def _response(value: object, what: str) -> str:
     """A response as the text a policy would have said."""
-    if isinstance(value, (Mapping, list)):
-        return json.dumps(check_json(value, what), ensure_ascii=False)
-    return text_of(value, what)
+    return text_or_json(value, what) if isinstance(value, (Mapping, list)) else text_of(value, what)
 
 
 # --- Writing -----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from feedback.transfer.formats.records import (
     Record,
     RowError,
     RowSkipped,
+    compared,
     list_of,
     mapping_of,
     system_in,
@@ -160,14 +161,7 @@ def _comparisons_by_rank(
         for reply in replies_by_rank
     ]
     for (better, best), (worse, rank) in combinations(decisions, 2):
-        yield ImportedComparison(
-            line=line,
-            key=better.key,
-            left=better,
-            right=worse,
-            preference="tie" if best == rank else "left",
-            ordered=False,
-        )
+        yield compared(better, worse, "tie" if best == rank else "left", ordered=False)
 
 
 def _rank(node: JsonObject) -> int | None:
@@ -273,14 +267,7 @@ def _pandalm(row: JsonObject, line: int) -> Iterator[Record]:
         verdict = row[annotator]
         if isinstance(verdict, bool) or not isinstance(verdict, int) or verdict not in ANNOTATED:
             raise RowError(f"{annotator}: expected 0, 1 or 2, found {value_excerpt(verdict)}")
-        yield ImportedComparison(
-            line=line,
-            key=key,
-            left=left,
-            right=right,
-            preference=ANNOTATED[verdict],
-            rater=annotator,
-        )
+        yield compared(left, right, ANNOTATED[verdict], rater=annotator)
 
 
 # --- Writing -----------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from feedback.transfer.formats.records import (
     list_of,
     mapping_of,
     number_of,
+    objects_of,
     tags_of,
     text_of,
     time_of,
@@ -56,13 +57,6 @@ from feedback.transfer.formats.writers import (
 
 TYPES = ("decision", "comparison", "trace")
 
-DECISION_KEYS = ("id", *DECISION.names, "trace", "created_at", "ratings", "outcomes")
-RATING_KEYS = ("id", *RATING.names, "withdrawn", "created_at")
-COMPARISON_KEYS = ("id", "left", "right", *COMPARISON.names, "withdrawn", "created_at")
-OUTCOME_KEYS = ("id", *OUTCOME.names, "created_at")
-TRACE_KEYS = ("id", *TRACE.names, "created_at")
-KEYS = {"decision": DECISION_KEYS, "comparison": COMPARISON_KEYS, "trace": TRACE_KEYS}
-
 
 def recognises(row: JsonObject) -> bool:
     if row.get("type") == "decision":
@@ -76,89 +70,53 @@ def records(row: JsonObject, line: int) -> Iterator[Record]:
     kind = row.get("type")
     if kind not in TYPES:
         raise RowError(f"type: expected {', '.join(TYPES[:-1])} or {TYPES[-1]}, found {value_excerpt(kind)}")
-    _check_keys(row, ("type", *KEYS[kind]))
+    place: dict[str, Any] = {"line": line, "key": key_of(row)}
     if kind == "trace":
-        yield _trace(row, line)
+        yield ImportedTrace(**place, **_facts(row, TRACE, "type"))
+    elif kind == "decision":
+        yield ImportedDecision(**place, **_decision_facts(row))
     else:
-        yield _decision(row, line) if kind == "decision" else _comparison(row, line)
+        facts = _facts(row, COMPARISON, "type", "left", "right", "withdrawn")
+        left, right = _id(row.get("left"), "left"), _id(row.get("right"), "right")
+        if left is None or right is None:
+            raise RowError("left and right: expected the ids of two decisions")
+        yield ImportedComparison(**place, **facts, left=left, right=right)
 
 
-def _check_keys(row: JsonObject, names: tuple[str, ...], where: str = "") -> None:
-    if unknown := sorted(set(row) - set(names)):
-        raise RowError(f"{where}unknown keys {', '.join(unknown)[:200]}: nothing may be lost in reading")
-
-
-def _trace(row: JsonObject, line: int) -> ImportedTrace:
-    return ImportedTrace(
-        line=line,
-        key=key_of(row),
-        id=_id(row.get("id"), "id"),
-        **_facts(row, TRACE),
-        created_at=time_of(row.get("created_at"), "created_at"),
-    )
-
-
-def _decision(row: JsonObject, line: int) -> ImportedDecision:
-    facts = _facts(row, DECISION)
+def _decision_facts(row: JsonObject) -> dict[str, Any]:
+    facts = _facts(row, DECISION, "type", "trace", "ratings", "outcomes")
     if not facts["messages"]:
         raise RowError("messages: expected at least one message, found none")
-    return ImportedDecision(
-        line=line,
-        key=key_of(row),
-        id=_id(row.get("id"), "id"),
+    source = row.get("source")
+    return facts | {
         # one that says no source has that of the file
-        **{**facts, "source": _text(row, "source")},
-        trace=_id(row.get("trace"), "trace"),
-        created_at=time_of(row.get("created_at"), "created_at"),
-        ratings=tuple(
-            _rating(mapping_of(item, f"ratings[{i}]"), f"ratings[{i}].")
-            for i, item in enumerate(list_of(row.get("ratings") or [], "ratings"))
+        "source": "" if source is None else text_of(source, "source"),
+        "trace": _id(row.get("trace"), "trace"),
+        "ratings": tuple(
+            ImportedRating(**_facts(item, RATING, "withdrawn", where=f"ratings[{number}]."))
+            for number, item in enumerate(objects_of(row.get("ratings") or [], "ratings"))
         ),
-        outcomes=tuple(
-            _outcome(mapping_of(item, f"outcomes[{i}]"), f"outcomes[{i}].")
-            for i, item in enumerate(list_of(row.get("outcomes") or [], "outcomes"))
+        "outcomes": tuple(
+            ImportedOutcome(**_facts(item, OUTCOME, where=f"outcomes[{number}]."))
+            for number, item in enumerate(objects_of(row.get("outcomes") or [], "outcomes"))
         ),
-    )
+    }
 
 
-def _rating(row: JsonObject, where: str) -> ImportedRating:
-    _check_keys(row, RATING_KEYS, where)
-    return ImportedRating(
-        id=_id(row.get("id"), f"{where}id"),
-        **_facts(row, RATING, where),
-        withdrawn=_flag(row, "withdrawn", where),
-        created_at=time_of(row.get("created_at"), f"{where}created_at"),
-    )
-
-
-def _outcome(row: JsonObject, where: str) -> ImportedOutcome:
-    _check_keys(row, OUTCOME_KEYS, where)
-    return ImportedOutcome(
-        id=_id(row.get("id"), f"{where}id"),
-        **_facts(row, OUTCOME, where),
-        created_at=time_of(row.get("created_at"), f"{where}created_at"),
-    )
-
-
-def _comparison(row: JsonObject, line: int) -> ImportedComparison:
-    left, right = _id(row.get("left"), "left"), _id(row.get("right"), "right")
-    if left is None or right is None:
-        raise RowError("left and right: expected the ids of two decisions")
-    return ImportedComparison(
-        line=line,
-        key=key_of(row),
-        id=_id(row.get("id"), "id"),
-        left=left,
-        right=right,
-        **_facts(row, COMPARISON),
-        withdrawn=_flag(row, "withdrawn"),
-        created_at=time_of(row.get("created_at"), "created_at"),
-    )
-
-
-def _facts(row: JsonObject, body: Body, where: str = "") -> dict[str, Any]:
-    """The declared fields of a row, as far as their types go; what is in them is checked when they are recorded."""
-    return {field.name: _value(row.get(field.name), field, where + field.name) for field in body}
+def _facts(row: JsonObject, body: Body, *more: str, where: str = "") -> dict[str, Any]:
+    """The id, the time and the declared fields of a row, as far as their types go; what is in them is checked when they
+    are recorded. more: other keys that a row may have."""
+    if unknown := sorted(set(row) - {"id", *body.names, "created_at", *more}):
+        raise RowError(f"{where}unknown keys {', '.join(unknown)[:200]}: nothing may be lost in reading")
+    withdrawn = row.get("withdrawn", False)
+    if not isinstance(withdrawn, bool):
+        raise RowError(f"{where}withdrawn: expected true or false, found {value_excerpt(withdrawn)}")
+    return {
+        "id": _id(row.get("id"), f"{where}id"),
+        "created_at": time_of(row.get("created_at"), f"{where}created_at"),
+        **{field.name: _value(row.get(field.name), field, where + field.name) for field in body},
+        **({"withdrawn": withdrawn} if "withdrawn" in more else {}),
+    }
 
 
 def _value(value: object, field: Field, what: str) -> object:
@@ -196,18 +154,6 @@ def _id(value: object, what: str) -> uuid.UUID | None:
     if found is None:
         raise RowError(f"{what}: expected a UUID, found {value_excerpt(value)}")
     return found
-
-
-def _text(row: JsonObject, name: str, where: str = "") -> str:
-    value = row.get(name)
-    return "" if value is None else text_of(value, where + name)
-
-
-def _flag(row: JsonObject, name: str, where: str = "") -> bool:
-    value = row.get(name, False)
-    if not isinstance(value, bool):
-        raise RowError(f"{where}{name}: expected true or false, found {value_excerpt(value)}")
-    return value
 
 
 # --- Writing -----------------------------------------------------------------------------------------------

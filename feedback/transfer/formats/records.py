@@ -118,6 +118,16 @@ class ImportedComparison(ComparisonFacts):
     id: uuid.UUID | None = None
 
 
+def compared(
+    left: ImportedDecision, right: ImportedDecision, preference: str, *, simulated: bool = False, **more: Any
+) -> ImportedComparison:
+    """One rater's preference between two decisions of one row. more: further fields of the comparison."""
+    more = {"rater_kind": "simulated" if simulated else "human", **more}
+    return ImportedComparison(
+        line=left.line, key=left.key, left=left, right=right, preference=preference, **more
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ImportedTrace(TraceFacts):
     """Trace of an agent's run; the decisions taken meanwhile are records of their own that name it."""
@@ -215,6 +225,11 @@ def list_of(value: object, what: str) -> Sequence[Any]:
     return value
 
 
+def objects_of(value: object, what: str) -> list[JsonObject]:
+    """A list of objects. Raises RowError."""
+    return [mapping_of(item, f"{what}[{index}]") for index, item in enumerate(list_of(value, what))]
+
+
 def text_of(value: object, what: str, *, required: bool = False) -> str:
     """A text that can be stored: no NUL, no half of a surrogate pair. Raises RowError."""
     if not isinstance(value, str):
@@ -228,6 +243,13 @@ def text_of(value: object, what: str, *, required: bool = False) -> str:
     if required and not value.strip():
         raise RowError(f"{what}: is empty")
     return str(value)
+
+
+def text_or_json(value: object, what: str) -> str:
+    """A text as it is, anything else as JSON. Raises RowError."""
+    if isinstance(value, str):
+        return text_of(value, what)
+    return json.dumps(check_json(value, what), ensure_ascii=False)
 
 
 def content_of(value: object, what: str) -> str:

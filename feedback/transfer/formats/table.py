@@ -30,7 +30,6 @@ from feedback.transfer.formats.declared import SAME
 from feedback.transfer.formats.files import rows
 from feedback.transfer.formats.layouts import METADATA_COLUMNS, TableLayout, layout_of
 from feedback.transfer.formats.records import (
-    ImportedComparison,
     ImportedDecision,
     ImportedOutcome,
     ImportedRating,
@@ -39,6 +38,7 @@ from feedback.transfer.formats.records import (
     RowLeftOut,
     RowSkipped,
     check_json,
+    compared,
     completion_of,
     list_of,
     mapping_of,
@@ -306,12 +306,10 @@ def _comparison(
     )
     if left.response == right.response:
         return RowSkipped(cells.line, cells.key, SAME)
-    return ImportedComparison(
-        line=cells.line,
-        key=cells.key,
-        left=left,
-        right=right,
-        preference=preference,
+    return compared(
+        left,
+        right,
+        preference,
         ordered=ordered,
         rater=cells.text("rater"),
         rater_kind=_rater_kind(cells),

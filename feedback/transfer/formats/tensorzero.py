@@ -28,10 +28,11 @@ from feedback.transfer.formats.records import (
     Record,
     RowError,
     check_json,
-    list_of,
     mapping_of,
     number_of,
+    objects_of,
     text_of,
+    text_or_json,
     time_of,
     uuid_of,
 )
@@ -101,9 +102,9 @@ def _inference(row: JsonObject, line: int, ratings: tuple[ImportedRating, ...] =
     model_input = mapping_of(_decode_json(row.get("input"), "input"), "input")
     messages: list[Message] = []
     if (system := model_input.get("system")) is not None:
-        messages.append({"role": "system", "content": _text_or_json(system, "input.system")})
-    for index, turn in enumerate(list_of(model_input.get("messages"), "input.messages")):
-        messages += _turn(mapping_of(turn, f"input.messages[{index}]"), f"input.messages[{index}]")
+        messages.append({"role": "system", "content": text_or_json(system, "input.system")})
+    for index, turn in enumerate(objects_of(model_input.get("messages"), "input.messages")):
+        messages += _turn(turn, f"input.messages[{index}]")
     if not messages:
         raise RowError("input: expected at least one message, found none")
     name = text_of(row.get("function_name"), "function_name", required=True)
@@ -181,11 +182,10 @@ def _turn(turn: JsonObject, what: str) -> list[Message]:
         return [{"role": role, "content": text_of(content, f"{what}.content")}]
     texts: list[str] = []
     thoughts: list[str] = []
-    calls: list[Mapping[str, object]] = []
+    calls: list[JsonObject] = []
     results: list[Message] = []
-    for index, block in enumerate(list_of(content, f"{what}.content")):
+    for index, part in enumerate(objects_of(content, f"{what}.content")):
         where = f"{what}.content[{index}]"
-        part = mapping_of(block, where)
         if part.get("type") == "tool_call":
             calls.append(_call(part, where))
         elif part.get("type") == "thought":
@@ -209,15 +209,8 @@ def _block_text(part: JsonObject, where: str) -> str:
         raise RowError(f"{where}: only text and tools can be read, found {value_excerpt(kind)}")
     for key in ("text", "value", "arguments"):
         if part.get(key) is not None:
-            return _text_or_json(part[key], f"{where}.{key}")
+            return text_or_json(part[key], f"{where}.{key}")
     raise RowError(f"{where}: expected text, value or arguments, found {value_excerpt(part)}")
-
-
-def _text_or_json(value: object, what: str) -> str:
-    """Text as it is; the arguments of a prompt template, whose words the table does not hold, as JSON."""
-    if isinstance(value, str):
-        return text_of(value, what)
-    return json.dumps(check_json(value, what), ensure_ascii=False)
 
 
 def _call(part: JsonObject, where: str) -> dict[str, object]:
