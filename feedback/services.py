@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
@@ -16,8 +16,10 @@ from feedback.models import (
     AgentSettings,
     Comparison,
     Decision,
+    Outcome,
     RaterKind,
     Rating,
+    Trace,
 )
 from feedback.storage.factories import (
     Subject,
@@ -40,15 +42,19 @@ BULK_BATCH = 1000
 """Rows per INSERT when many decisions are written at once."""
 
 
+R = TypeVar("R", Decision, Rating, Comparison, Outcome, Trace)
+W = TypeVar("W", Rating, Comparison)
+
+
 @dataclass(frozen=True)
-class WriteResult:
+class WriteResult(Generic[R]):
     """A stored row, and whether this call created it (False: the same write arrived before)."""
 
-    row: Any
+    row: R
     created: bool
 
 
-def row_write(row: Any) -> WriteResult:
+def row_write(row: R) -> WriteResult[R]:
     """Insert a row, or return the stored one with the same id and body.
 
     Raises FeedbackConflict if the id was used for another body, Erased if the row was erased.
@@ -66,10 +72,13 @@ def row_write(row: Any) -> WriteResult:
     return WriteResult(row, created=True)
 
 
-def _earlier(row: Any) -> WriteResult | None:
+def _earlier(row: R) -> WriteResult[R] | None:
     """The row stored before under this id, if any. Raises FeedbackConflict if its body differs."""
     earlier = type(row)._default_manager.filter(pk=row.pk).first()
-    return None if is_unrecorded(row, earlier and earlier.body_hash) else WriteResult(earlier, created=False)
+    if earlier is None:
+        return None
+    is_unrecorded(row, earlier.body_hash)
+    return WriteResult(earlier, created=False)
 
 
 def is_unrecorded(row: Any, before: str | None) -> bool:
@@ -92,7 +101,7 @@ def agent_set_up(agent: str) -> None:
     AgentSettings.objects.get_or_create(agent=agent, defaults=settings.FEEDBACK_AGENT_DEFAULTS)
 
 
-def decision_record(**facts: Any) -> WriteResult:
+def decision_record(**facts: Any) -> WriteResult[Decision]:
     """Record one decision.
 
     facts: fields of `DecisionFacts`. Required: agent (slug), messages (list of {role, content}, or a text), response.
@@ -103,12 +112,12 @@ def decision_record(**facts: Any) -> WriteResult:
     return row_write(decision_build(**facts))
 
 
-def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[WriteResult]:
+def decisions_record(items: Iterable[Mapping[str, Any]]) -> list[WriteResult[Decision]]:
     """Record many decisions in one transaction, all or none. Decisions recorded before stay as they are."""
     rows = [decision_build(**item) for item in items]
     for pk in decisions_erased(rows):
         raise erased_refusal("decision", pk)
-    results: list[WriteResult] = []
+    results: list[WriteResult[Decision]] = []
     with transaction.atomic():
         for chunk in chunks(rows, BULK_BATCH):
             batch = {row.pk: row for row in chunk}
@@ -134,7 +143,7 @@ def _subject(decision: Decision | uuid.UUID | str, name: str = "decision") -> Su
     raise _unknown(key, name)
 
 
-def _append(row: Rating | Comparison, chain: Mapping[str, object]) -> WriteResult:
+def _append(row: W, chain: Mapping[str, object]) -> WriteResult[W]:
     """Append to the chain of one rater's rows on one subject; the newest row of a chain stands.
 
     Most raters rate a subject once, so the row is first inserted as the start of a chain. If the database refuses a
@@ -153,7 +162,7 @@ def _append(row: Rating | Comparison, chain: Mapping[str, object]) -> WriteResul
                     row_insert(row)
             return WriteResult(row, created=True)
         except NoDecision:
-            raise _unknown(row.decision_id) from None  # type: ignore[union-attr]  # Ratings only.
+            raise _unknown(row.decision_id) from None  # type: ignore[attr-defined]  # Ratings only.
         except IntegrityError:
             if (earlier := _earlier(row)) is not None:
                 return earlier
@@ -190,7 +199,7 @@ def _unknown(pk: uuid.UUID, name: str = "decision") -> DecisionUnknown:
 
 def rating_submit(
     *, decision: Decision | uuid.UUID | str, rater: str, rater_kind: str = RaterKind.HUMAN, **said: Any
-) -> WriteResult:
+) -> WriteResult[Rating]:
     """Store one rater's rating of one decision; it supersedes the rater's earlier one.
 
     said: fields of `RatingFacts`. Required: one of thumb ("up", "down"), stars (1 to 5), score (in [0, 1]), correction,
@@ -214,7 +223,7 @@ def _agent_of(decision: Decision | uuid.UUID | str) -> str:
 
 def rating_withdraw(
     rating: Rating, *, id: uuid.UUID | str | None = None, created_at: datetime | None = None
-) -> WriteResult:
+) -> WriteResult[Rating]:
     """Withdraw a rating (undo). It stays on record, and the rating before it does not stand again.
 
     Raises FeedbackConflict if the rating was superseded or withdrawn already.
@@ -224,14 +233,12 @@ def rating_withdraw(
 
 def comparison_withdraw(
     comparison: Comparison, *, id: uuid.UUID | str | None = None, created_at: datetime | None = None
-) -> WriteResult:
+) -> WriteResult[Comparison]:
     """As `rating_withdraw`, for comparisons."""
     return _withdraw(comparison, id, created_at)
 
 
-def _withdraw(
-    said: Rating | Comparison, id: uuid.UUID | str | None, created_at: datetime | None
-) -> WriteResult:
+def _withdraw(said: W, id: uuid.UUID | str | None, created_at: datetime | None) -> WriteResult[W]:
     row = withdrawal_build(said, id, created_at)
     try:
         with transaction.atomic():
@@ -254,7 +261,7 @@ def comparison_submit(
     preference: Literal["left", "right", "tie", "both_bad"] | str,
     rater: str,
     **said: Any,
-) -> WriteResult:
+) -> WriteResult[Comparison]:
     """Store one rater's preference between two decisions of one agent on the same prompt.
 
     said: further fields of `ComparisonFacts`, id (UUID, makes a retry safe), created_at.
@@ -273,7 +280,7 @@ def outcome_record(
     value: float | bool,
     at: datetime | str | None = None,
     **more: Any,
-) -> WriteResult:
+) -> WriteResult[Outcome]:
     """Store a measured fact about a decision.
 
     more: further fields of `OutcomeFacts`, id (UUID, makes a retry safe), created_at.

@@ -88,7 +88,7 @@ def rater_of(request: Request, facts: dict[str, Any]) -> str:
     return rater
 
 
-def _answer(written: WriteResult, shown: Mapping[str, object]) -> Response:
+def _answer(written: WriteResult[Any], shown: Mapping[str, object]) -> Response:
     return Response(shown, status=201 if written.created else 200)
 
 
@@ -138,7 +138,7 @@ class TokenRatings(ApiView):
         decision = decision_named(token)
         facts = fields_in(TokenRatingSent, request.data)
 
-        def rate() -> WriteResult:
+        def rate() -> WriteResult[Any]:
             row = decision_get(decision) if grant.agent else None
             if row is not None and row.agent != grant.agent:
                 raise RequestRefused(

@@ -115,7 +115,7 @@ def form_values(last: Rating | None) -> dict[str, Any]:
     }
 
 
-def rating_give(rater: str, decision: Decision, verdict: str, facts: dict[str, Any]) -> WriteResult:
+def rating_give(rater: str, decision: Decision, verdict: str, facts: dict[str, Any]) -> WriteResult[Rating]:
     """Store a rating and release the lease.
 
     Args:
@@ -147,7 +147,7 @@ W = TypeVar("W", Rating, Comparison)
 
 
 def last_withdrawn(
-    rows: QuerySet[W], withdraw: Callable[[W], WriteResult], ids: Sequence[str]
+    rows: QuerySet[W], withdraw: Callable[[W], WriteResult[W]], ids: Sequence[str]
 ) -> tuple[W | None, list[str]]:
     """Withdraw the last of these rows that still stands; returns it and the ids before it, or (None, [])."""
     earlier = list(ids)

@@ -12,7 +12,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from backend import limits
-from feedback.models import Decision, Trace
+from feedback.models import Decision, Rating, Trace
 from feedback.services import WriteResult, is_unrecorded, rating_submit, row_write
 from feedback.storage.factories import body_hash, decision_build, identity_of
 from feedback.storage.facts import DECISION, TRACE
@@ -138,7 +138,7 @@ def scored_response_record(
     id: uuid.UUID | str | None = None,
     run_id: str = "",
     notes: str = "",
-) -> WriteResult:
+) -> WriteResult[Rating]:
     """Record a response together with a score in [0, 1], for an app that has both at once. Returns the rating.
 
     A decision that was recorded with the same prompt, response and run_id is the one that is rated; otherwise one is

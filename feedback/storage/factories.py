@@ -7,7 +7,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.utils import timezone
 
@@ -159,15 +159,14 @@ def rating_build(
     )
 
 
-def withdrawal_build(
-    said: Rating | Comparison, id: uuid.UUID | str | None, created_at: datetime | None
-) -> Rating | Comparison:
+W = TypeVar("W", bound=Rating | Comparison)
+
+
+def withdrawal_build(said: W, id: uuid.UUID | str | None, created_at: datetime | None) -> W:
     """The row that takes another one back, not yet stored."""
-    row: Rating | Comparison
-    if isinstance(said, Rating):
-        row = Rating(decision_id=said.decision_id)
-    else:
-        row = Comparison(left_id=said.left_id, right_id=said.right_id)
+    row = type(said)()
+    for name in ("decision_id",) if isinstance(said, Rating) else ("left_id", "right_id"):
+        setattr(row, name, getattr(said, name))
     row.id = identity_of(id)
     row.rater, row.rater_kind = said.rater, said.rater_kind
     row.withdrawn = True

@@ -9,6 +9,7 @@ import random
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import transaction
 
@@ -141,9 +142,7 @@ def _decision_facts(maker: Agent, scenario: Scenario, response: str) -> dict[str
     }
 
 
-def _thumb(
-    maker: Agent, state: dict[str, object], response: str, decision: uuid.UUID, rater: str, noise: float
-) -> Thumb:
+def _thumb(maker: Agent, state: Any, response: str, decision: uuid.UUID, rater: str, noise: float) -> Thumb:
     """A simulated rater's thumb; the flip depends on the rater and the decision, not on the order."""
     likes = maker.hidden_preference(state, response) >= 0.5
     flipped = random.Random(f"{decision}/{rater}").random() < noise
