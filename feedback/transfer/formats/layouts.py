@@ -33,8 +33,6 @@ from feedback.transfer.formats.scales import (
     word_of,
 )
 
-MAX_COLUMNS = limits.COLUMNS
-
 RATINGS = ("thumb", "stars", "score", "rating")
 """Fields that hold a verdict on one response."""
 
@@ -99,8 +97,8 @@ def _survey(rows: Iterable[Row | RowRefused], name: str, columns: ColumnMap) -> 
             value = value_at(row.value, column)
             if value is not ABSENT:
                 survey.columns.setdefault(column, Values()).add(value)
-        if len(survey.columns) > MAX_COLUMNS:
-            raise FormatRefused(f"{name}: expected at most {MAX_COLUMNS} different columns, found more")
+        if len(survey.columns) > limits.COLUMNS:
+            raise FormatRefused(f"{name}: expected at most {limits.COLUMNS} different columns, found more")
     return survey
 
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 MAX_CELL = 16 << 20
 """Longest cell, in characters: a longer one is a quote that was never closed."""
 
-MAX_COLUMNS = limits.COLUMNS
-
 DELIMITERS = ",;\t|"
 
 SAMPLE = 64 << 10
@@ -145,8 +143,8 @@ def _header(cells: Sequence[str], name: str) -> list[str]:
     header = [cell.strip() for cell in cells]
     if not any(header):
         raise FormatRefused(f"{name}: expected a header that names the columns, found an empty line")
-    if len(header) > MAX_COLUMNS:
-        raise FormatRefused(f"{name}: expected at most {MAX_COLUMNS} columns, found {len(header)}")
+    if len(header) > limits.COLUMNS:
+        raise FormatRefused(f"{name}: expected at most {limits.COLUMNS} columns, found {len(header)}")
     twice = [column for column, count in Counter(filter(None, header)).items() if count > 1]
     if twice:
         raise FormatRefused(
@@ -162,8 +160,6 @@ AT_ONCE = 64
 
 MAX_BATCH = 256 << 20
 """Most bytes those may take."""
-
-MAX_COLUMNS = limits.COLUMNS
 
 MISSING = (
     "a Parquet file needs pyarrow, which is not installed: pip install pyarrow (requirements-rl.txt brings it), "
@@ -186,10 +182,8 @@ def parquet_rows(file: IO[bytes], name: str) -> Iterator[Row | RowRefused]:
                 shutil.copyfileobj(file, whole)
         try:
             table = _opened(source, name)
-            if len(table.schema_arrow.names) > MAX_COLUMNS:
-                raise FormatRefused(
-                    f"{name}: expected at most {MAX_COLUMNS} columns, found {len(table.schema_arrow.names)}"
-                )
+            if (count := len(table.schema_arrow.names)) > limits.COLUMNS:
+                raise FormatRefused(f"{name}: expected at most {limits.COLUMNS} columns, found {count}")
             number = 0
             for batch in table.iter_batches(batch_size=AT_ONCE, use_threads=False):
                 weights = [_weight(column) for column in batch.columns]
