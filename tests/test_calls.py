@@ -1,7 +1,6 @@
 """Calls that work as they are written: pipelines, datasets, checkpoints, batch sizes, limits of an agent."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,9 @@ from tests.support.api_client import ApiClient
 from tests.support.dataset_feedback import decide, feed
 from tests.support.dpo_runs import HARDWARE
 from tests.support.stub_ollama import OllamaServer
-from tests.support.tiny_models import tiny_adapter, tiny_model
+from tests.support.tiny_models import tiny_adapter
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture
-def server() -> Iterator[OllamaServer]:
-    with OllamaServer() as running:
-        yield running
 
 
 def test_a_dataset_of_the_only_agent_needs_no_name() -> None:
@@ -49,15 +37,15 @@ def test_a_dataset_of_the_only_agent_needs_no_name() -> None:
 @pytest.mark.campaign
 @pytest.mark.training
 def test_a_pipeline_runs_as_it_is_written_and_keeps_epochs_that_can_be_exported(
-    base: Path, settings: Any, admin_client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: str, settings: Any, admin_client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     feed()
     knobs = {"epochs": 2, "batch_size": 5, "warm_up_steps": 0, "lora_r": 2, "lora_alpha": 4}
     settings.RATCHET_CONFIG = {"dpo": {**knobs, "checkpoints": "epoch", "logging_steps": 1}}
-    outcome = TrainingPipeline("helper", str(base), "dpo").run_full_pipeline()
+    outcome = TrainingPipeline("helper", base, "dpo").run_full_pipeline()
     assert (outcome.policy, outcome.stage, outcome.passed) == ("helper-v24", "candidate", False)
     run = TrainingRun.objects.get()
-    assert (run.base_model, run.steps_done) == (str(base), 6)  # 12 pairs in fives are 3 steps an epoch
+    assert (run.base_model, run.steps_done) == (base, 6)  # 12 pairs in fives are 3 steps an epoch
     first, last = run_epochs(run)
     assert [first.name, last.name] == ["epoch-1", "epoch-2"]
     weights = [folder / "adapter_model.safetensors" for folder in (first, last)]
@@ -76,12 +64,13 @@ def test_epochs_are_kept_of_what_passes_over_rows_and_answers(method: str) -> No
 
 
 @pytest.mark.training
-def test_to_ollama(base: Path, server: OllamaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_ollama(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rl.export.ollama import export_to_ollama
 
-    checkpoint = tiny_adapter(base, tmp_path / "epoch-2")
-    monkeypatch.setenv("OLLAMA_HOST", server.url)
-    made = export_to_ollama(str(checkpoint))
+    checkpoint = tiny_adapter(Path(base), tmp_path / "epoch-2")
+    with OllamaServer() as server:
+        monkeypatch.setenv("OLLAMA_HOST", server.url)
+        made = export_to_ollama(str(checkpoint))
     assert (made.name, made.uploaded) == ("epoch-2", 1)
     ((file, _),) = server.created[0]["files"].items()
     assert file.endswith(".gguf")

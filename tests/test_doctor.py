@@ -2,10 +2,8 @@
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -24,30 +22,24 @@ from rl.management.commands import doctor
 from rl.management.commands.doctor import Diagnosis, diagnosis
 from rl.models import Policy, TrainingRun
 from tests.support.experiments import policy_of
+from tests.support.said import command
+from tests.support.stub_server import StubHandler, StubServer
 
 pytestmark = pytest.mark.django_db
 
 
-class Healthy(BaseHTTPRequestHandler):
-    body = b'{"status": "ok"}'
+class Healthy(StubHandler):
+    health = b'{"status": "ok"}'
 
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.answer(200, self.health)
 
 
 @pytest.fixture
 def served() -> Iterator[int]:
     """The port of something that answers as ours does."""
-    server = HTTPServer(("127.0.0.1", 0), Healthy)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1]
-    server.shutdown()
-    server.server_close()
+    with StubServer(Healthy) as server:
+        yield server.server_port
 
 
 @pytest.fixture
@@ -141,7 +133,7 @@ def test_the_file_of_a_champion_is_missing(sound: Any, ratchet_home: Path) -> No
 
 @pytest.mark.slow
 def test_a_port_that_another_program_has(sound: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Healthy, "body", b"hello")
+    monkeypatch.setattr(Healthy, "health", b"hello")
     (finding,) = sound()
     assert finding.found.startswith("another program listens")
     with socket.socket() as free:
@@ -165,9 +157,8 @@ def test_decisions_that_wait_in_the_spool_are_a_remark(sound: Any, ratchet_home:
 
 @pytest.mark.slow
 def test_the_command_ends_with_1_and_one_object(sound: Any, served: int, ratchet_home: Path) -> None:
-    out = StringIO()
-    call_command("doctor", "--json", "--port", str(served), stdout=out)
-    assert json.loads(out.getvalue()) == {"wrong": 0, "findings": []}
+    out = command("doctor", "--port", str(served))
+    assert out == {"wrong": 0, "findings": []}
     ratchet_home.chmod(0o777)
     out = StringIO()
     with pytest.raises(SystemExit) as ended:

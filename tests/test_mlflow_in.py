@@ -6,11 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import mlflow
@@ -27,6 +25,7 @@ from feedback.transfer.telemetry import export_store
 from tests.support.mlflow_server import server  # noqa: F401
 from tests.support.server import free_port
 from tests.support.stub_openai import ModelServer
+from tests.support.stub_server import StubHandler, StubServer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(900)]
 
@@ -252,22 +251,14 @@ def test_a_trace_that_was_sent_to_v1_traces_as_well_is_one_decision(
 def answering(status: int, body: str = "") -> Iterator[str]:
     """Address of a server that answers every request with this status."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(StubHandler):
         def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
+            self.answer(status, body)
 
         do_POST = do_GET
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_address[1]}"
-        http.shutdown()
+    with StubServer(Handler) as stub:
+        yield stub.address
 
 
 MISSING = json.dumps({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no such experiment"})

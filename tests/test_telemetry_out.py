@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -23,44 +21,41 @@ from tests.support.serving import (  # noqa: F401
     support_bot_allowed,
     written_by_the_asking_thread,
 )
+from tests.support.stub_server import StubHandler, StubServer
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("written_at_once", "support_bot")]
 
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-class Collector(ThreadingHTTPServer):
+class Collector(StubServer):
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.bodies: dict[str, list[bytes]] = {"/v1/traces": [], "/v1/metrics": []}
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        super().__init__(_Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(StubHandler):
     server: Collector
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.body()
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         self.server.bodies[self.path].append(body)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None: ...
+        self.answer(200)
 
 
 @pytest.fixture
 def collector(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     server = Collector()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.address)
     settings.OTEL_EXPORTS = True
     telemetry.providers.cache_clear()
     yield server
     for provider in telemetry.providers():
         provider.shutdown()
     telemetry.providers.cache_clear()
-    server.shutdown()
+    server.close()
 
 
 def answered(api: ApiClient | None = None, **headers: str) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from typing import Any
 import openai
 import pytest
 
-from feedback.accounts.authentication import key_create
 from feedback.accounts.feedback_tokens import token_read
 from feedback.models import Decision
 from rl.serving.decision_facts import storable
 from rl.serving.gateway import recorder
-from tests.support.serving import support_bot_allowed  # noqa: F401
+from tests.support.serving import openai_client, support_bot_allowed  # noqa: F401
 from tests.support.stub_openai import ModelServer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("support_bot")]
@@ -259,13 +258,6 @@ def stub(settings: Any) -> Iterator[ModelServer]:
         server.headers = {"x-request-id": "req-7"}
         settings.LOCAL_BACKENDS = [server.url]
         yield server
-
-
-@pytest.fixture
-def client(live_server: Any, stub: ModelServer) -> Iterator[openai.OpenAI]:
-    key = key_create("app", ["ingest", "read", "rate"])[1]
-    with openai.OpenAI(base_url=f"{live_server.url}/v1", api_key=key, max_retries=0) as made:
-        yield made
 
 
 def swapped(shape: Shape) -> bool:

@@ -8,10 +8,8 @@ from typing import Any
 from rl.agents.base import ChoiceAgent
 from rl.recipes import DPORecipe
 from rl.training.dpo import DPOTrainer
-from rl.training.hardware import Hardware
 from rl.training.result import Silent
-
-HARDWARE = Hardware("cpu", "a test", 1.0, 1.0, 1, "a test", "float32", "highest", True, "cpu")
+from tests.support.tiny_models import HARDWARE as HARDWARE
 
 QUICK = DPORecipe(
     batch_size=4,

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
-import httpx
 import pytest
 
-from tests.support.server import ROOT, free_port
+from tests.support.server import ROOT, free_port, program_started
 
 VERSION = re.findall(r"(?m)^mlflow-skinny==(\S+)$", (ROOT / "requirements-extras.txt").read_text("utf-8"))[0]
 START_S = 600
@@ -45,28 +42,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "PYTHONPATH": "",
     }
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [python, "-m", "mlflow", "server", *places, *arguments],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **calm},
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + START_S
-    try:
-        while not answers(address):
-            assert process.poll() is None, (home / "log").read_text()
-            assert time.monotonic() < deadline, (home / "log").read_text()
-            time.sleep(0.5)
+    command = [python, "-m", "mlflow", "server", *places, *arguments]
+    with program_started(command, f"{address}/health", home, START_S, env={**os.environ, **calm}):
         yield address
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-
-
-def answers(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False

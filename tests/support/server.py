@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+import httpx
 
 from tests.support.migrated_database import template_copy
 
@@ -27,6 +29,33 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextmanager
+def program_started(
+    command: list[str], health: str, home: Path, seconds: float, **popen: Any
+) -> Iterator[None]:
+    """Run a program until the end of the block, which begins once `health` answers 200. popen: as Popen takes it."""
+
+    def is_up() -> bool:
+        try:
+            return httpx.get(health, timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **popen)
+    deadline = time.monotonic() + seconds
+    try:
+        while not is_up():
+            assert process.poll() is None, (home / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, (home / "log").read_text()[-3000:]
+            time.sleep(0.5)
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
 
 
 class Server:

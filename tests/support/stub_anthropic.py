@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from anthropic.types import Message, MessageParam, RawMessageStreamEvent, ToolParam
@@ -15,6 +13,8 @@ from anthropic.types.message_create_params import (
     MessageCreateParamsStreaming,
 )
 from pydantic import TypeAdapter
+
+from tests.support.stub_server import Stub, StubHandler, StubServer
 
 REQUEST: TypeAdapter[Any] = TypeAdapter(MessageCreateParamsStreaming | MessageCreateParamsNonStreaming)
 # of an Iterable pydantic looks at nothing until it is read
@@ -26,7 +26,7 @@ USAGE |= {"output_tokens": 5}
 KEY = "sk-ant-test-0123456789"
 
 
-class AnthropicServer:
+class AnthropicServer(Stub):
     """Answers `blocks`; `statuses` are answered first, one a request. A request that breaks the schema is 400."""
 
     def __init__(self) -> None:
@@ -39,65 +39,41 @@ class AnthropicServer:
         self.bodies: list[dict[str, Any]] = []
         stub = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
+        class Handler(StubHandler):
             def do_GET(self) -> None:
-                self._json(200, {"data": [{"type": "model", "id": "claude-test-1"}], "has_more": False})
+                self._answer(200, {"data": [{"type": "model", "id": "claude-test-1"}], "has_more": False})
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.body())
                 stub.bodies.append(body)
                 time.sleep(stub.delay_s)
                 fault = stub.fault(self.path, dict(self.headers), body)
                 status = stub.statuses.pop(0) if stub.statuses else 200
                 if fault:
-                    self._json(*fault)
+                    self._answer(*fault)
                 elif status != 200:
                     kind = {429: "rate_limit_error", 529: "overloaded_error"}.get(status, "api_error")
-                    self._json(status, _error(kind, f"the stub says {status}"))
+                    self._answer(status, _error(kind, f"the stub says {status}"))
                 elif body.get("stream"):
                     self._stream()
                 else:
-                    self._json(200, stub.message())
+                    self._answer(200, stub.message())
 
-            def _json(self, status: int, body: dict[str, Any]) -> None:
-                raw = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(raw)))
-                self.send_header("request-id", "req_1")
-                if stub.retry_after and status != 200:
-                    self.send_header("Retry-After", stub.retry_after)
-                self.end_headers()
-                self.wfile.write(raw)
+            def _answer(self, status: int, body: dict[str, Any]) -> None:
+                retry = {"Retry_After": stub.retry_after} if stub.retry_after and status != 200 else {}
+                self.answer(status, body, request_id="req_1", **retry)
 
             def _stream(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-                self.send_header("Connection", "close")
-                self.send_header("request-id", "req_1")
-                self.end_headers()
+                kind = "text/event-stream; charset=utf-8"
+                self.head(200, Content_Type=kind, Connection="close", request_id="req_1")
                 for event in stub.events():
                     if stub.cut_stream and event["type"] == "message_delta":
                         break
                     self.wfile.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
                 self.close_connection = True
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        class Quiet(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 128
-
-            def handle_error(self, *_: Any) -> None:
-                pass  # a client that went away
-
-        self._server = Quiet(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self.server = StubServer(Handler)
+        self.url = f"{self.server.address}/v1"
 
     def fault(
         self, path: str, headers: dict[str, str], body: dict[str, Any]
@@ -142,13 +118,6 @@ class AnthropicServer:
         delta = {"stop_reason": self.stop_reason, "stop_sequence": None}
         yield {"type": "message_delta", "delta": delta, "usage": {"output_tokens": USAGE["output_tokens"]}}
         yield {"type": "message_stop"}
-
-    def __enter__(self) -> AnthropicServer:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 def _error(kind: str, message: str) -> dict[str, Any]:

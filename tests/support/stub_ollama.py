@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.support.stub_server import Stub, StubHandler, StubServer
 
-class OllamaServer:
+
+class OllamaServer(Stub):
     """Keeps what it is sent, and refuses what the real one refuses with the real one's words."""
 
     def __init__(self) -> None:
@@ -24,13 +24,10 @@ class OllamaServer:
         self.create_error = ""
         stub = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
+        class Handler(StubHandler):
             def do_HEAD(self) -> None:
                 stub.asked.append(("HEAD", self.path))
-                self._say(200 if self._digest() in stub.blobs else 404)
+                self.answer(200 if self._digest() in stub.blobs else 404)
 
             def do_GET(self) -> None:
                 stub.asked.append(("GET", self.path))
@@ -45,36 +42,36 @@ class OllamaServer:
                     }
                     for name, facts in stub.models.items()
                 ]
-                self._say(200, {"models": listed})
+                self.answer(200, {"models": listed})
 
             def do_POST(self) -> None:
                 stub.asked.append(("POST", self.path))
                 if self.path.startswith("/api/blobs/"):
                     return self._blob()
-                order = json.loads(self._body())
+                order = json.loads(self.body())
                 if self.path == "/api/create":
                     return self._create(order)
                 if self.path == "/api/show":
                     facts = stub.models.get(stub.full(order["model"]))
                     if facts is None:
-                        return self._say(404, {"error": f"model '{order['model']}' not found"})
-                    return self._say(
+                        return self.answer(404, {"error": f"model '{order['model']}' not found"})
+                    return self.answer(
                         200, {"template": facts.get("template", ""), "model_info": {}, "details": {}}
                     )
                 if self.path == "/api/copy":
                     facts = stub.models.get(stub.full(order["source"]))
                     if facts is None:
-                        return self._say(404, {"error": f'model "{order["source"]}" not found'})
+                        return self.answer(404, {"error": f'model "{order["source"]}" not found'})
                     stub.models[stub.full(order["destination"])] = facts
-                    return self._say(200)
-                return self._say(404, {"error": "no such path"})
+                    return self.answer(200)
+                return self.answer(404, {"error": "no such path"})
 
             def do_DELETE(self) -> None:
                 stub.asked.append(("DELETE", self.path))
-                name = stub.full(json.loads(self._body())["model"])
+                name = stub.full(json.loads(self.body())["model"])
                 if stub.models.pop(name, None) is None:
-                    return self._say(404, {"error": f"model '{name}' not found"})
-                return self._say(200)
+                    return self.answer(404, {"error": f"model '{name}' not found"})
+                return self.answer(200)
 
             def _digest(self) -> str:
                 return self.path.rsplit("/", 1)[-1]
@@ -83,14 +80,13 @@ class OllamaServer:
                 if stub.cut_uploads > 0:
                     stub.cut_uploads -= 1
                     self.rfile.readline()
-                    self.close_connection = True
-                    self.connection.close()
+                    self.cut()
                     return None
-                body = self._body()
+                body = self.body()
                 if f"sha256:{hashlib.sha256(body).hexdigest()}" != self._digest():
-                    return self._say(400, {"error": "digest mismatch"})
+                    return self.answer(400, {"error": "digest mismatch"})
                 stub.blobs[self._digest()] = body
-                return self._say(201)
+                return self.answer(201)
 
             def _create(self, order: dict[str, Any]) -> None:
                 files, adapters = order.get("files") or {}, order.get("adapters") or {}
@@ -102,7 +98,7 @@ class OllamaServer:
                 elif missing := [d for d in (*files.values(), *adapters.values()) if d not in stub.blobs]:
                     error = f"blob {missing[0]} not found"
                 if error:
-                    return self._say(400, {"error": error})
+                    return self.answer(400, {"error": error})
                 stub.created.append(order)
                 stub.models[stub.full(order["model"])] = {
                     **order,
@@ -110,11 +106,11 @@ class OllamaServer:
                 }
                 said = [{"status": "parsing GGUF"}, {"status": "writing manifest"}, {"status": "success"}]
                 raw = b"".join(json.dumps(line).encode() + b"\n" for line in said)
-                return self._say(200, raw=raw, kind="application/x-ndjson")
+                return self.answer(200, raw, Content_Type="application/x-ndjson")
 
-            def _body(self) -> bytes:
+            def body(self) -> bytes:
                 if self.headers.get("Transfer-Encoding") != "chunked":
-                    return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                    return super().body()
                 body = b""
                 while size := int(self.rfile.readline().strip() or b"0", 16):
                     body += self.rfile.read(size)
@@ -122,36 +118,9 @@ class OllamaServer:
                 self.rfile.readline()
                 return body
 
-            def _say(
-                self, status: int, body: Any = None, *, raw: bytes = b"", kind: str = "application/json"
-            ) -> None:
-                raw = raw or (json.dumps(body).encode() if body is not None else b"")
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(raw)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self.server = StubServer(Handler)
+        self.url = self.server.address
 
     @staticmethod
     def full(name: str) -> str:
         return name if ":" in name else f"{name}:latest"
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> OllamaServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
