@@ -84,21 +84,26 @@ def test_a_fault_of_one_statement_stays_its_agents_own(told: list[str]) -> None:
     assert len(told) == 1
 
 
-def test_watch_outlives_an_outage_and_says_it_once(
-    lost: None, told: list[str], log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ticks: list[int] = []
+def watch(monkeypatch: pytest.MonkeyPatch, ticks: int) -> None:
+    """`online_learner watch`, ended by Ctrl-C in the pause after so many ticks, and by nothing before."""
+    pauses: list[float] = []
 
     def slept(seconds: float) -> None:
-        ticks.append(len(ticks))
-        if len(ticks) == 50:
+        pauses.append(seconds)
+        if len(pauses) == ticks:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(learner, "_PARTS", (("reclaim", away),))
     monkeypatch.setattr(online_learner, "time", SimpleNamespace(sleep=slept))
     with pytest.raises(CommandError, match="Ctrl-C"):
         call_command("online_learner", "watch", "--every", "0.5")
-    assert len(ticks) == 50
+    assert len(pauses) == ticks
+
+
+def test_watch_outlives_an_outage_and_says_it_once(
+    lost: None, told: list[str], log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner, "_PARTS", (("reclaim", away),))
+    watch(monkeypatch, ticks=50)
     assert told == []
     (message,) = log.messages
     assert "in 0.5 s" in message
@@ -106,22 +111,12 @@ def test_watch_outlives_an_outage_and_says_it_once(
 
 
 def test_watch_goes_on_without_notes(log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks: list[float] = []
-
-    def slept(seconds: float) -> None:
-        ticks.append(seconds)
-        if len(ticks) == 3:
-            raise KeyboardInterrupt
-
     def full(seconds: float) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(learner, "tick", list)
     monkeypatch.setattr(learner, "next_check_note", full)
-    monkeypatch.setattr(online_learner, "time", SimpleNamespace(sleep=slept))
-    with pytest.raises(CommandError, match="Ctrl-C"):
-        call_command("online_learner", "watch", "--every", "0.5")
-    assert len(ticks) == 3
+    watch(monkeypatch, ticks=3)
     assert len(log.records) == 1
     assert "No space left on device" in log.messages[0]
 

@@ -1,5 +1,6 @@
 """The registry: one champion, moves that are allowed, history that stays."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def policy(name: str = "widgets-v1", *, against: str | None = "base", **counts: 
 
 
 def test_a_promoted_policy_replaces_the_champion() -> None:
-    first = registry.policy_promote(policy("widgets-v1"), actor="ann")
+    first = promote(policy("widgets-v1"))
     second = registry.policy_promote(policy("widgets-v2", against="widgets-v1"), actor="ann")
     first.refresh_from_db()
     assert (first.stage, second.stage) == ("retired", "champion")
@@ -33,7 +34,7 @@ def test_a_promoted_policy_replaces_the_champion() -> None:
 
 
 def test_the_database_keeps_one_champion_per_agent() -> None:
-    registry.policy_promote(policy("widgets-v1"), actor="ann")
+    promote(policy("widgets-v1"))
     other = policy("widgets-v2")
     with pytest.raises(IntegrityError), transaction.atomic():
         Policy.objects.filter(pk=other.pk).update(stage="champion")
@@ -49,15 +50,41 @@ def test_no_gain_no_promotion() -> None:
     assert candidate.stage == "candidate"
 
 
-def test_an_unjudged_policy_is_not_promoted() -> None:
+def promote(made: Policy, **more: Any) -> Policy:
+    return registry.policy_promote(made, actor="ann", **more)
+
+
+def reject_and_promote() -> None:
+    rejected = registry.policy_reject(policy("widgets-v2"), actor="ann", reason="worse on phones")
+    promote(rejected, force=True, reason="please")
+
+
+def promote_with_bounds_of_its_own() -> None:
+    GateSettings.objects.create(agent="widgets", min_evidence=41)
+    promote(policy("widgets-v2", against="widgets-v1"))
+
+
+@pytest.mark.parametrize(
+    ("move", "says"),
+    [
+        (lambda: promote(policy("widgets-v2", against=None)), "--policy widgets-v2 --compare widgets-v1"),
+        (lambda: promote(policy("widgets-v2", against="base")), "--compare widgets-v1"),
+        (lambda: registry.policy_rollback("widgets", actor="bob"), "no predecessor"),
+        (reject_and_promote, "can move to nowhere"),
+        (promote_with_bounds_of_its_own, "40 held-out prompts, at least 41 are needed"),
+        (lambda: registry.policy_get("widgets-v9"), "there are widgets-v1"),
+    ],
+    ids=["unjudged", "judged against another", "no predecessor", "rejected", "own bounds", "unknown"],
+)
+def test_what_is_refused_beside_a_champion(move: Callable[[], object], says: str) -> None:
+    promote(policy("widgets-v1"))
+    with pytest.raises(registry.RegistryRefused, match=says):
+        move()
+
+
+def test_without_a_champion_the_base_is_to_beat() -> None:
     with pytest.raises(registry.RegistryRefused, match="evaluate_model --policy widgets-v1 --compare-base"):
-        registry.policy_promote(policy(against=None), actor="ann")
-
-
-def test_a_challenger_must_be_judged_against_the_champion() -> None:
-    registry.policy_promote(policy("widgets-v1"), actor="ann")
-    with pytest.raises(registry.RegistryRefused, match="--compare widgets-v1"):
-        registry.policy_promote(policy("widgets-v2", against="base"), actor="ann")
+        promote(policy(against=None))
 
 
 def test_force_needs_a_reason_and_stays_on_record() -> None:
@@ -70,24 +97,12 @@ def test_force_needs_a_reason_and_stays_on_record() -> None:
 
 
 def test_rollback_puts_the_previous_champion_back() -> None:
-    first = registry.policy_promote(policy("widgets-v1"), actor="ann")
+    first = promote(policy("widgets-v1"))
     second = registry.policy_promote(policy("widgets-v2", against="widgets-v1"), actor="ann")
     assert registry.policy_rollback("widgets", actor="bob") == first
     second.refresh_from_db()
     assert second.stage == "retired"
     assert registry.champion_of("widgets") == first
-
-
-def test_rollback_without_an_earlier_champion_is_refused() -> None:
-    registry.policy_promote(policy("widgets-v1"), actor="ann")
-    with pytest.raises(registry.RegistryRefused, match="no predecessor"):
-        registry.policy_rollback("widgets", actor="bob")
-
-
-def test_rejected_is_the_end() -> None:
-    rejected = registry.policy_reject(policy(), actor="ann", reason="worse on phones")
-    with pytest.raises(registry.RegistryRefused, match="can move to nowhere"):
-        registry.policy_promote(rejected, actor="ann", force=True, reason="please")
 
 
 def test_history_is_neither_changed_nor_deleted() -> None:
@@ -105,12 +120,6 @@ def test_the_same_feedback_count_gets_a_numbered_name() -> None:
     policy("widgets-v1.2")
     assert registry.policy_name_next("widgets", 1) == "widgets-v1.3"
     assert registry.policy_name_next("widgets", 2) == "widgets-v2"
-
-
-def test_an_unknown_policy_names_those_there_are() -> None:
-    policy("widgets-v1")
-    with pytest.raises(registry.RegistryRefused, match="there are widgets-v1"):
-        registry.policy_get("widgets-v9")
 
 
 def test_a_promotion_keeps_the_report_it_was_made_by() -> None:
@@ -133,12 +142,6 @@ def test_a_gate_that_refuses_puts_its_report_on_record_and_moves_nothing() -> No
     )
     candidate.refresh_from_db()
     assert candidate.stage == "candidate"
-
-
-def test_an_agents_own_bounds_are_used() -> None:
-    GateSettings.objects.create(agent="widgets", min_evidence=41)
-    with pytest.raises(registry.RegistryRefused, match="40 held-out prompts, at least 41 are needed"):
-        registry.policy_promote(policy(), actor="ann")
 
 
 def test_every_look_at_a_holdout_counts_as_an_attempt_even_where_nothing_was_compared() -> None:
@@ -211,7 +214,7 @@ def test_classifiers_that_were_shown_are_paid_for_when_a_linear_policy_is_put_up
 
 def test_a_new_champion_begins_a_new_count_and_its_own_figures_pick_nobody() -> None:
     judged(policy("widgets-v0", against=None), "")
-    judged(registry.policy_promote(policy("widgets-v1"), actor="ann"), "")
+    judged(promote(policy("widgets-v1")), "")
     assert attempt_of(judged(policy("widgets-v2", against=None), "widgets-v1")) == 1
     judged(policy("widgets-v3", against=None), "")
     judged(policy("widgets-v4", against=None), "base")
