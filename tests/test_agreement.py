@@ -21,7 +21,7 @@ from feedback.agreement.report import (
 from feedback.agreement.statistics import AgreementEstimate
 from feedback.models import Comparison, Decision, RaterKind, Rating
 from feedback.services import comparison_submit, decision_record, rating_submit, rating_withdraw
-from tests.support.api_client import ApiClient, error_of, person
+from tests.support.api_client import ApiClient, error_of, signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -29,8 +29,7 @@ AGENT = "support-bot"
 
 
 def decide(response: str = "ok") -> uuid.UUID:
-    pk: uuid.UUID = decision_record(agent=AGENT, messages="Where?", response=response).row.pk
-    return pk
+    return decision_record(agent=AGENT, messages="Where?", response=response).row.pk
 
 
 def rate(decision: uuid.UUID, **said: Any) -> None:
@@ -250,8 +249,7 @@ def rated() -> None:
 
 
 def page(role: str, query: str = "") -> Any:
-    client = Client()
-    client.force_login(person("someone", role))
+    client = signed_in("someone", role)
     return client.get(f"/agreement/{query}")
 
 

@@ -295,10 +295,9 @@ def test_wanted_ratings_follow_the_agents_settings(app: ApiClient) -> None:
 
 def record(n: int, **more: Any) -> Decision:
     at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=n)
-    row: Decision = decision_record(
+    return decision_record(
         **{"agent": "a", "messages": f"question {n}", "response": f"answer {n}", "created_at": at, **more}
     ).row
-    return row
 
 
 def found(app: ApiClient, **query: Any) -> list[str]:

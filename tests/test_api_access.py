@@ -22,7 +22,7 @@ from backend.settings import _rates
 from feedback.accounts.authentication import key_revoke
 from feedback.models import Decision, Rating
 from feedback.services import decision_record
-from tests.support.api_client import ApiClient, decision_body, error_of, person
+from tests.support.api_client import ApiClient, decision_body, error_of, person, signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -100,8 +100,7 @@ def test_an_endpoint_lets_in_its_scope_and_nobody_else(method: str, address: str
     other = call(ApiClient(*(other for other in SCOPES if other != scope)).client, method, address)
     assert other.status_code == 403
     assert scope in error_of(other)["message"]
-    rater = Client()
-    rater.force_login(person("ada", "rater"))
+    rater = signed_in("ada", "rater")
     by_rater = call(rater, method, address).status_code
     assert by_rater not in (401, 403) if scope == "rate" else by_rater == 403
     assert call(ApiClient(scope).client, method, address).status_code not in (401, 403, 405, 500)

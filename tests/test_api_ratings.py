@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from feedback.accounts.authentication import KeyRefused, key_create
 from feedback.api.bodies import RatingSent
 from feedback.models import AgentSettings, Comparison, Decision, Outcome, Rating, Trace
 from feedback.services import decision_record
-from tests.support.api_client import ApiClient, error_of, person
+from tests.support.api_client import ApiClient, error_of, signed_in
 
 pytestmark = pytest.mark.django_db
 
@@ -28,8 +27,7 @@ def decision() -> Decision:
 
 
 def made(**more: Any) -> Decision:
-    row: Decision = decision_record(**{"agent": "a", "messages": "q", "response": "r", **more}).row
-    return row
+    return decision_record(**{"agent": "a", "messages": "q", "response": "r", **more}).row
 
 
 def ratings_of(decision: Decision) -> str:
@@ -135,8 +133,7 @@ def test_rating_costs_two_statements(app: ApiClient, decision: Decision) -> None
 
 
 def test_a_signed_in_person_rates_as_themselves(decision: Decision) -> None:
-    client = Client()
-    client.force_login(person("ada", "rater"))
+    client = signed_in("ada", "rater")
     said = {"thumb": "up"}
     answer = client.post(ratings_of(decision), said, content_type="application/json")
     assert (answer.status_code, answer.json()["rater"]) == (201, "ada")

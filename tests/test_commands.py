@@ -23,15 +23,10 @@ from rl.management.commands.doctor import diagnosis
 from rl.management.simulation import simulate
 from rl.models import TrainingRun
 from tests.support.registry_rows import make_run
+from tests.support.said import printed as run
 from tests.test_docs import reference
 
 pytestmark = pytest.mark.django_db
-
-
-def run(name: str, *arguments: str, **options: Any) -> str:
-    out = io.StringIO()
-    call_command(name, *arguments, stdout=out, stderr=io.StringIO(), **options)
-    return out.getvalue()
 
 
 def test_every_command_offers_json() -> None:

@@ -41,10 +41,7 @@ def asked(text: str, response: str, unit: str = "", **facts: Any) -> Decision:
         {"role": "system", "content": "You help with musical instruments."},
         {"role": "user", "content": text},
     ]
-    row: Decision = decision_record(
-        agent="helper", messages=messages, response=response, unit=unit, **facts
-    ).row
-    return row
+    return decision_record(agent="helper", messages=messages, response=response, unit=unit, **facts).row
 
 
 def world() -> tuple[Decision, Decision]:

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from io import StringIO
 from typing import Any
 
 import numpy as np
 import pytest
-from django.core.management import call_command
 from django.utils import timezone
 
 from feedback.models import Decision, Rating, prompt_hash
@@ -17,7 +15,7 @@ from rl.models import Experiment, Policy
 from rl.statistics.contrasts import FOLDS, Moments, adjusted_moments, cross_predictions
 from tests.support.api_client import ApiClient, signed_in
 from tests.support.experiments import PROMPT, expose, policy_of, running_of
-from tests.support.said import words
+from tests.support.said import printed, words
 from tests.support.traffic_worlds import EQUAL_WORLDS, WORLDS, looks_of
 
 pytestmark = pytest.mark.slow
@@ -203,6 +201,5 @@ def test_page_rest_and_command_say_what_the_adjustment_did(experiment: Experimen
         "variance_removed": pytest.approx(effect.unadjusted.variance_removed),
         "covariates": ["their past"],
     }
-    out = StringIO()
-    call_command("experiment", "show", experiment.name, stdout=out)
-    assert removed in out.getvalue().replace("\u202f", " ")
+    out = printed("experiment", "show", experiment.name)
+    assert removed in out.replace("\u202f", " ")

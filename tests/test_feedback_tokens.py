@@ -27,8 +27,7 @@ ORIGIN = "https://shop.example"
 
 @pytest.fixture
 def decision() -> Decision:
-    row: Decision = decision_record(agent="support-bot", messages="Where is it?", response="On its way.").row
-    return row
+    return decision_record(agent="support-bot", messages="Where is it?", response="On its way.").row
 
 
 def send(token: str, body: Any, client: Client | None = None) -> Any:

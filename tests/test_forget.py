@@ -1,9 +1,9 @@
 """Forgetting a unit and withdrawing decisions: what goes, what stays, what was trained on it."""
 
-import io
 import json
 import uuid
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,13 +42,13 @@ from rl.datasets.reward_records import rewards_calculate
 from rl.models import Policy, RewardRecord, Snapshot, TrainingRun
 from tests.support.api_client import ApiClient, error_of, person
 from tests.support.imports import file_import
+from tests.support.said import command, printed
 
 pytestmark = pytest.mark.django_db
 
 
 def decide(unit: str, response: str = "r", messages: str = "q", **more: Any) -> Decision:
-    row: Decision = decision_record(agent="a", messages=messages, response=response, unit=unit, **more).row
-    return row
+    return decision_record(agent="a", messages=messages, response=response, unit=unit, **more).row
 
 
 def rows() -> dict[str, int]:
@@ -164,9 +164,8 @@ def test_snapshots_with_its_prompts_are_listed_with_what_was_trained_on_them(rat
     decide("eve", messages="something else")
     assert unit_forget("eve").snapshots == []
     assert unit_forget("others", dry_run=True).snapshots[0]["rows"] == 11
-    out = io.StringIO()
-    call_command("forget", "--unit", "bob", "--dry-run", stdout=out)
-    assert snapshot.path.split("/")[-1][:8] in out.getvalue()
+    out = printed("forget", "--unit", "bob", "--dry-run")
+    assert snapshot.path.split("/")[-1][:8] in out
     listed = {"snapshot": snapshot.pk, "agent": "a", "path": snapshot.path, "rows": 1, "fault": ""}
     listed |= {"runs": [run.pk], "policies": ["a-v12"]}
     assert unit_forget("bob", dry_run=True).snapshots == [listed]
@@ -179,16 +178,15 @@ def test_snapshots_with_its_prompts_are_listed_with_what_was_trained_on_them(rat
 def test_the_command_prints_one_object_and_refuses_in_one_line(settings: Any) -> None:
     settings.FEEDBACK_SNAPSHOTS_CONTAINING = ""  # feedback alone: nothing lists snapshots
     decide("bob")
-    out = io.StringIO()
-    call_command("forget", "--unit", "bob", "--json", stdout=out)
-    said = json.loads(out.getvalue())
+    out = command("forget", "--unit", "bob")
+    said = out
     assert (said["unit"], said["decisions"], said["dry_run"], said["snapshots"]) == ("bob", 1, False, [])
     with pytest.raises(CommandError, match="unit 'bob'"):
         call_command("forget", "--unit", "bob")
 
 
 def decided(n: int = 0, response: str = "good", thumb: str = "", **facts: Any) -> Decision:
-    row: Decision = decision_record(agent="helper", messages=f"How {n}?", response=response, **facts).row
+    row = decision_record(agent="helper", messages=f"How {n}?", response=response, **facts).row
     if thumb:
         rating_submit(decision=row, rater="ann", thumb=thumb)
     return row
@@ -345,11 +343,7 @@ def test_rest_refuses_a_selection_it_cannot_read() -> None:
 def test_the_command_withdraws_lists_and_restores() -> None:
     row = decided()
 
-    def run(*args: str) -> str:
-        out = io.StringIO()
-        call_command("withdraw_decisions", *args, stdout=out)
-        return out.getvalue()
-
+    run = partial(printed, "withdraw_decisions")
     assert "Would withdraw 1 decision" in run("--id", str(row.pk), "--dry-run")
     found = json.loads(run("--id", str(row.pk), "--reason", "odd", "--json"))
     assert (found["decisions"], found["dry_run"]) == (1, False)

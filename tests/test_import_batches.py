@@ -1,13 +1,11 @@
 """Imports as batches: what a file brought is known by number, reported and listed."""
 
 import hashlib
-import io
 import json
 import uuid
 from pathlib import Path
 
 import pytest
-from django.core.management import call_command
 from django.utils import timezone
 
 from feedback.models import Comparison, Decision, ImportBatch, Rating
@@ -18,7 +16,7 @@ from tests.support.figures import figures_of
 from tests.support.import_files import PAIR, THUMB, failing, written
 from tests.support.imports import file_import
 from tests.support.postgres import postgres_url as postgres_url
-from tests.support.said import command
+from tests.support.said import command, printed
 
 pytestmark = pytest.mark.django_db
 
@@ -56,10 +54,9 @@ def test_an_import_that_leaves_out_more_than_it_stores_keeps_what_it_stored_and_
 def test_a_file_imported_again_was_here_already_and_makes_no_second_import(tmp_path: Path) -> None:
     path = written(tmp_path / "x.jsonl", [THUMB, PAIR])
     first = command("import_feedback", str(path), "--agent", "helper", "--format", "trl")
-    out = io.StringIO()
-    call_command("import_feedback", str(path), "--agent", "helper", "--format", "trl", stdout=out)
+    out = printed("import_feedback", str(path), "--agent", "helper", "--format", "trl")
     today = timezone.now().date()
-    assert f"nothing new: all 2 rows were here already (import {first['batch']} of {today})" in out.getvalue()
+    assert f"nothing new: all 2 rows were here already (import {first['batch']} of {today})" in out
     again = command("import_feedback", str(path), "--agent", "helper", "--format", "trl")
     assert (again["already_here"], again["skipped"], again["batch"]) == (2, 0, None)
     assert ImportBatch.objects.count() == 1
@@ -157,6 +154,5 @@ def test_the_imports_are_listed(tmp_path: Path) -> None:
     expected = [("other.jsonl", "other", 1), ("helper.jsonl", "helper", 1)]
     assert [(row["file"], row["agent"], row["counts"]["comparisons"]) for row in found["imports"]] == expected
     assert [row["agent"] for row in command("imports", "--agent", "helper")["imports"]] == ["helper"]
-    words = io.StringIO()
-    call_command("imports", stdout=words)
-    assert "helper.jsonl" in words.getvalue()
+    words = printed("imports")
+    assert "helper.jsonl" in words

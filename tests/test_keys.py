@@ -7,7 +7,6 @@ import subprocess
 import sys
 from datetime import timedelta
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -225,9 +224,7 @@ def test_a_link_needs_a_base_url_and_a_name() -> None:
     with pytest.raises(CommandError, match=r"^[^\n]*'nowhere'$"):
         call_command("login_link", "--base-url", "nowhere")
     assert not User.objects.exists()
-    out = StringIO()
-    call_command("login_link", "--user", "ada", "--base-url", "https://r.example/", "--json", stdout=out)
-    found = json.loads(out.getvalue())
+    found = said.command("login_link", "--user", "ada", "--base-url", "https://r.example/")
     assert found["url"].startswith("https://r.example/accounts/link/")
     assert (found["username"], found["created"], found["operator"]) == ("ada", True, True)
 

@@ -6,15 +6,13 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from tests.support.api_client import person
+from tests.support.api_client import signed_in
 
 pytestmark = pytest.mark.django_db
 
 
 def inviter(role: str = "admin") -> Client:
-    client = Client()
-    client.force_login(person("the-inviter", role))
-    return client
+    return signed_in("the-inviter", role)
 
 
 def test_an_invitation_adds_a_person_with_a_role_and_signs_them_in_once() -> None:

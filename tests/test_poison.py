@@ -1,6 +1,5 @@
 """One row that cannot be read stops nothing: it is refused on the way in, or skipped, counted and named by readers."""
 
-import io
 import json
 import uuid
 from collections import Counter
@@ -8,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import OperationalError, transaction
 from django.test import Client
 from hypothesis import HealthCheck, given, settings
@@ -33,12 +31,13 @@ from rl.models import RewardRecord, Snapshot
 from tests.support.api_client import ApiClient, person
 from tests.support.campaign_scale import CAMPAIGN, scaled
 from tests.support.imports import file_import
+from tests.support.said import printed
 
 pytestmark = pytest.mark.django_db
 
 
 def decided(agent: str = "helper", response: str = "Fine.", thumb: str = "up", **facts: Any) -> Decision:
-    row: Decision = decision_record(agent=agent, messages="How?", response=response, **facts).row
+    row = decision_record(agent=agent, messages="How?", response=response, **facts).row
     if thumb:
         rating_submit(decision=row, rater="ann", thumb=thumb)
     return row
@@ -166,10 +165,9 @@ def test_what_was_skipped_before_never_takes_the_place_of_what_can_be_read() -> 
 def test_calculate_rewards_names_what_it_skips() -> None:
     bad = decided("widgets", json.dumps({"widget": "gauge"}), state={"widgets": "xx"})
     decided("widgets", json.dumps({"widget": "gauge"}), state={"widgets": ["gauge"], "question": "q"})
-    out = io.StringIO()
-    call_command("calculate_rewards", agent="widgets", stdout=out)
-    assert f"Skipped decision {bad.pk}: " in out.getvalue()
-    assert "/problems/" in out.getvalue()
+    out = printed("calculate_rewards", agent="widgets")
+    assert f"Skipped decision {bad.pk}: " in out
+    assert "/problems/" in out
 
 
 def test_calculate_pending_answers_though_a_row_cannot_be_read() -> None:

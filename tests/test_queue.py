@@ -1,6 +1,5 @@
 """The queue: who sees which decision next."""
 
-import io
 import json
 import uuid
 from datetime import timedelta
@@ -27,6 +26,7 @@ from feedback.services import decision_record, rating_submit, rating_withdraw
 from feedback.storage import sampling
 from tests.support.postgres import fresh_database
 from tests.support.postgres import postgres_url as postgres_url
+from tests.support.said import command
 from tests.support.server import Server
 
 pytestmark = pytest.mark.django_db
@@ -389,8 +389,7 @@ def test_the_share_rated_twice_is_the_same_for_decisions_recorded_before_and_aft
 def test_the_command_says_how_many_it_changed_and_refuses_an_unknown_agent() -> None:
     decide(1)
     AgentSettings.objects.create(agent="assistant", ratings_wanted=4)
-    out = io.StringIO()
-    call_command("renew_queue", "--agent", "assistant", "--json", stdout=out)
-    assert json.loads(out.getvalue()) == {"agent": "assistant", "changed": 1}
+    out = command("renew_queue", "--agent", "assistant")
+    assert out == {"agent": "assistant", "changed": 1}
     with pytest.raises(CommandError, match="agent 'nobody'"):
         call_command("renew_queue", "--agent", "nobody")

@@ -11,7 +11,7 @@ from django.test import Client
 from feedback.models import Rating
 from feedback.selectors import ratings_standing
 from feedback.services import rating_submit
-from tests.support.api_client import person
+from tests.support.api_client import signed_in
 from tests.support.rating_page import CARD, fields, press, record, scenario
 
 pytestmark = pytest.mark.django_db
@@ -137,8 +137,7 @@ def test_where_nothing_follows_there_is_no_card_ahead(rater: Client) -> None:
 def test_another_rater_gets_another_card(rater: Client) -> None:
     record()
     assert "Open Settings." in rater.get("/rate/").text
-    other = Client()
-    other.force_login(person("bob", "rater"))
+    other = signed_in("bob", "rater")
     assert "The last ones are open at other raters" in other.get("/rate/").text
     rater.post("/rate/skip/", fields(rater.get("/rate/").text))
     assert "Open Settings." in other.get("/rate/").text
@@ -156,8 +155,7 @@ def test_filters_stay_in_the_address_and_can_be_taken_away(rater: Client) -> Non
 def test_a_rater_cannot_lift_the_blindfold_by_a_filter(rater: Client) -> None:
     record(policy="assistant-v2")
     assert rater.get("/rate/?policy=assistant-v2").status_code == 403
-    operator = Client()
-    operator.force_login(person("olga", "operator"))
+    operator = signed_in("olga", "operator")
     assert "Open Settings." in operator.get("/rate/?policy=assistant-v2").text
     assert 'name="policy"' not in rater.get("/rate/").text
 

@@ -99,8 +99,7 @@ def test_a_weight_of_nothing_leaves_a_horizon_out() -> None:
 
 def decide(number: int = 1, agent: str = "support", **facts: Any) -> Decision:
     said = {"agent": agent, "messages": f"q{number}", "response": f"r{number}", **facts}
-    row: Decision = decision_record(**said).row
-    return row
+    return decision_record(**said).row
 
 
 def test_calculating_again_adds_nothing() -> None:

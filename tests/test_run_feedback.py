@@ -35,8 +35,7 @@ def switched_on(settings: Any) -> None:
 
 
 def decide(prompt: str, response: str, agent: str = AGENT, **facts: Any) -> Decision:
-    row: Decision = decision_record(agent=agent, messages=prompt, response=response, **facts).row
-    return row
+    return decision_record(agent=agent, messages=prompt, response=response, **facts).row
 
 
 def mixed(seed: int, prompts: int = 40) -> None:

@@ -20,7 +20,7 @@ from rl.registry.checklist import gate_checklists
 from rl.registry.incumbents import incumbent_sync
 from rl.selectors import AgentCard, about_text, agent_cards, run_eta_s, work_of
 from rl.views.runs import guide_of, step_next
-from tests.support.api_client import person
+from tests.support.api_client import person, signed_in
 from tests.support.evaluations import judged
 from tests.support.registry_rows import make_policy, make_run
 from tests.support.said import words
@@ -252,8 +252,7 @@ def test_unreadable_stays_as_it_was_pasted(operator: Client, sent: dict[str, str
 
 def test_lines_belong_to_who_tried_them(operator: Client) -> None:
     tried = bring(operator, LINES)
-    other = Client()
-    other.force_login(person("another", "operator"))
+    other = signed_in("another", "operator")
     assert other.post("/start/take/", {"token": tried.context["upload"].token}).status_code == 400
     assert Decision.objects.count() == 0
 
@@ -421,8 +420,7 @@ def test_the_base_model_is_chosen_on_the_page_and_added_by_a_worker(monkeypatch:
     queued: list[tuple[Any, ...]] = []
     monkeypatch.setattr("rl.jobs.child_process.async_task", lambda *words, **more: queued.append(words))
     decision_record(agent="shop", messages="Where is my parcel?", response="On its way.")
-    client = Client()
-    client.force_login(person("bob", "operator"))
+    client = signed_in("bob", "operator")
     page = client.get("/start/?agent=shop").content.decode()
     assert 'value="bundled" aria-pressed="true"' in page
     client.post("/agents/shop/base-model/", {"base_model": "smollm2", "back": "/start/?agent=shop"})

@@ -1,13 +1,11 @@
 """From a trace to a dataset: what a run's steps say of its answers, and that none of it is lost on the way."""
 
-import io
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 
 from feedback.models import Decision
 from feedback.recording.ingest import trace_record
@@ -21,6 +19,7 @@ from rl.datasets.rows import FeedbackFile, RowRules
 from rl.models import RewardRecord, RewardSettings
 from rl.rewards.base import RewardSample
 from rl.rewards.traces import TaskCompletionReward, ToolSuccessReward
+from tests.support.said import printed
 
 pytestmark = pytest.mark.django_db
 
@@ -238,28 +237,22 @@ def measured(n: int = 40, name: str = "solved") -> None:
             outcome_record(decision=row, name=name, value=good)
 
 
-def command(name: str, *arguments: str) -> str:
-    out = io.StringIO()
-    call_command(name, *arguments, stdout=out)
-    return out.getvalue()
-
-
 @pytest.mark.slow
 def test_outcomes_alone_make_every_kind_of_dataset() -> None:
     measured()
-    told = command("calculate_rewards", "--agent", "desk")
+    told = printed("calculate_rewards", "--agent", "desk")
     assert "solved was measured 40 times" in " ".join(told.split())
     assert told.count("Next: ") == 1
     assert "Next: python manage.py calculate_rewards --agent desk --outcome solved=GOOD:BAD" in " ".join(
         told.split()
     )
-    found = json.loads(command("calculate_rewards", "--agent", "desk", "--outcome", "solved=1:0", "--json"))
+    found = json.loads(printed("calculate_rewards", "--agent", "desk", "--outcome", "solved=1:0", "--json"))
     # valid at once 1 at 0.2 and 2 or -2 at 0.6: values 0.9375 and 0.1875
     assert found["labels"] == {"desk": {"threshold": 0.5, "good": 20, "bad": 20}}
     assert found["outcomes_without_worth"] == {}
     assert found["next"] == "python manage.py train_kto --agent desk --dry-run"
     # the distance to the gate is shown as it is to raters' agents
-    status = json.loads(command("online_learner", "status", "--agent", "desk", "--json"))
+    status = json.loads(printed("online_learner", "status", "--agent", "desk", "--json"))
     assert status["evidence"] == gate_distance("desk").as_dict()
     assert (status["evidence"]["kind"], status["evidence"]["needed"]) == ("pairs", 30)
     assert status["evidence"]["found"] > 0
@@ -278,7 +271,7 @@ def test_outcomes_alone_make_every_kind_of_dataset() -> None:
 
 def test_an_outcome_called_reward_is_its_own_worth() -> None:
     measured(name="reward")
-    assert json.loads(command("calculate_rewards", "--json"))["outcomes_without_worth"] == {}
+    assert json.loads(printed("calculate_rewards", "--json"))["outcomes_without_worth"] == {}
     assert prepare_training_dataset("desk", kind="labels", dry_run=True).balance["good"] == 20
 
 
@@ -290,7 +283,7 @@ def test_a_worth_that_says_nothing_is_refused(spec: str) -> None:
     from django.core.management import CommandError
 
     with pytest.raises(CommandError, match="NAME=GOOD:BAD"):
-        command("calculate_rewards", "--agent", "desk", "--outcome", spec)
+        printed("calculate_rewards", "--agent", "desk", "--outcome", spec)
     assert not RewardSettings.objects.exists()
 
 
@@ -311,7 +304,7 @@ def test_a_file_of_traces_and_outcomes_teaches_what_the_database_teaches(tmp_pat
     rewards_calculate("desk")
     here = prepare_training_dataset("desk", kind="labels", dry_run=True)
     file = tmp_path / "desk.jsonl"
-    command("export_training_data", "--agent", "desk", "--format", "ratchet", "--output", str(file))
+    printed("export_training_data", "--agent", "desk", "--format", "ratchet", "--output", str(file))
     there = prepare_training_dataset("desk", kind="labels", source=FeedbackFile(file), dry_run=True)
     shown = ("prompt", "completion", "label", "source")
     assert sorted([str([row[name] for name in shown]) for row in there.rows()]) == sorted(

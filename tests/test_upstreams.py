@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db import DataError, connection
 from django.test import Client
 
@@ -33,8 +33,9 @@ from rl.upstreams import (
 )
 from tests.support.api_client import ApiClient, error_of, person
 from tests.support.registry_rows import make_policy
+from tests.support.said import printed
+from tests.support.said import printed as run
 from tests.support.stub_openai import ModelServer
-from tests.test_commands import run
 
 pytestmark = pytest.mark.django_db
 
@@ -465,7 +466,6 @@ def test_a_key_stands_in_no_log_page_export_or_dump(
             *"/upstreams/ /policies/ /policies/shop-m-1/ /agents/shop/ /admin/rl/upstream/".split(),
         ):
             seen += operator.get(address).text
-    dump = io.StringIO()
-    call_command("dumpdata", "rl", "feedback", "admin", stdout=dump)
+    dump = printed("dumpdata", "rl", "feedback", "admin")
     out, err = capfd.readouterr()
-    assert KEY not in seen + caplog.text + dump.getvalue() + out + err
+    assert KEY not in seen + caplog.text + dump + out + err

@@ -8,11 +8,16 @@ from typing import Any
 from django.core.management import call_command
 
 
+def printed(*arguments: str, **options: Any) -> str:
+    """What a management command prints."""
+    out = StringIO()
+    call_command(*arguments, stdout=out, **({"stderr": StringIO()} | options))
+    return out.getvalue()
+
+
 def command(*arguments: str, **options: Any) -> Any:
     """The JSON that a management command prints."""
-    out = StringIO()
-    call_command(*arguments, "--json", stdout=out, **({"stderr": StringIO()} | options))
-    return json.loads(out.getvalue())
+    return json.loads(printed(*arguments, "--json", **options))
 
 
 def words(html: str) -> str:
