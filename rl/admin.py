@@ -118,6 +118,7 @@ def _link(address: str, words: str) -> SafeString:
 
 
 def _settings_register(model: type[Model], columns: str, search: str = "agent") -> None:
+    """Register settings that need nothing of their own."""
     facts = {"list_display": columns.split(), "search_fields": search.split()}
     admin.site.register(model, type(f"{model.__name__}Admin", (ModelAdmin,), facts))
 
@@ -144,6 +145,8 @@ class AgentBaseForm(forms.ModelForm):
 
 @admin.register(AgentBase)
 class AgentBaseAdmin(ModelAdmin):
+    """The base model of an agent."""
+
     form = AgentBaseForm
     list_display = ["agent", "base_model"]
     search_fields = ["agent", "base_model"]
@@ -151,6 +154,8 @@ class AgentBaseAdmin(ModelAdmin):
 
 @admin.register(GateSettings)
 class GateSettingsAdmin(ModelAdmin):
+    """The bounds of an agent's gate."""
+
     list_display = ["agent", "min_evidence", "alpha", "margin", "not_inferior", "max_slice_loss", "max_kl"]
     search_fields = ["agent"]
 
@@ -352,6 +357,8 @@ class UpstreamForm(forms.ModelForm):
 
 @admin.register(Upstream)
 class UpstreamAdmin(ModelAdmin):
+    """Endpoints of providers, with timeouts and prices."""
+
     form = UpstreamForm
     fields = [*SETTINGS, "key"]
     list_display = ["name", "url", "model", "dialect", "key_kept"]
@@ -426,6 +433,7 @@ def golden_of(decision_id: str) -> dict[str, object]:
 
 
 def prompt_written(messages: object) -> str:
+    """Messages as they are edited: one question in plain words, anything longer as JSON."""
     if isinstance(messages, list) and len(messages) == 1 and set(messages[0]) == {"role", "content"}:
         content = messages[0]["content"]
         if messages[0]["role"] == "user" and isinstance(content, str) and content.strip()[:1] != "[":
@@ -445,6 +453,7 @@ def responses_written(responses: list[str]) -> str:
 
 
 def responses_read(text: str) -> list[str]:
+    """The responses between lines of dashes; empty ones are none."""
     found: list[str] = []
     lines: list[str] = []
     for line in [*text.replace("\r\n", "\n").split("\n"), SEPARATOR]:

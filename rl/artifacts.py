@@ -45,6 +45,7 @@ class StoreFailed(OSError):
 
 
 def store() -> Storage | None:
+    """The store of ARTIFACT_STORE; None without one."""
     return storages["artifacts"] if "artifacts" in settings.STORAGES else None
 
 

@@ -23,6 +23,7 @@ def added_models_in(home: Callable[[], Path]) -> None:
 
 
 def added_folder(name: str) -> Path | None:
+    """The folder of the model that was added under this name; None where there is none."""
     if not _added_home or not 0 < len(name) < 100 or "/" in name or name.startswith("."):
         return None
     folder = _added_home[0]() / name

@@ -133,6 +133,7 @@ def sums_check(folder: Path, remedy: str) -> int:
 
 
 def base_files(folder: Path) -> dict[str, str]:
+    """File name -> SHA-256 of each of a base model's IDENTITY_FILES."""
     files = {file for pattern in IDENTITY_FILES for file in folder.glob(pattern) if file.is_file()}
     return {str(file.relative_to(folder)): file_sum(file) for file in sorted(files)}
 

@@ -70,6 +70,7 @@ class Flywheel:
 
     @property
     def at(self) -> Station | None:
+        """The station that is next; None if all are passed."""
         return next((one for one in self.stations if one.state == NOW), None)
 
 
@@ -112,6 +113,7 @@ def _run(agent: str) -> TrainingRun | None:
 
 
 def _experiment(policy: Policy | None) -> Experiment | None:
+    """The running experiment with this policy as a challenger."""
     if policy is None:
         return None
     for experiment in experiments_running(policy.agent):

@@ -76,6 +76,7 @@ class MonthLedger:
 
     @property
     def words(self) -> str:
+        """The month in one sentence."""
         parts = [f"{self.local_percent} % of {self.answers:,} answers came from your own machine"]
         if self.quality is not None:
             parts.append(f"quality {self.quality_text}")
@@ -95,6 +96,7 @@ class Savings:
 
     @property
     def priced(self) -> list[MonthLedger]:
+        """Oldest first."""
         return [one for one in reversed(self.months) if one.alone is not None]
 
     @property
@@ -127,6 +129,8 @@ COLUMNS = (
 
 @dataclass
 class _Sums:
+    """Counts of some answers."""
+
     answers: int = 0
     unpriced: int = 0
     priced: int = 0
@@ -153,6 +157,7 @@ _ledgers: CostAwareCache[list[MonthLedger]] = CostAwareCache()
 
 
 def ledger_cached() -> list[MonthLedger]:
+    """`ledger`, cached for pages; a little old where there is much to read."""
     return _ledgers.get("all", ledger)
 
 
@@ -208,6 +213,7 @@ def _of_agent(agent: str, rows: Sequence[MonthAnswers], asked: set[str]) -> Iter
 
 
 def _ratings(agent: str) -> dict[datetime, dict[str, list[float]]]:
+    """Month -> policy -> values of ratings by people."""
     found: dict[datetime, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in months_rated(agent):
         if (value := rating_value(row.thumb, row.stars, row.score)) is not None:
@@ -229,6 +235,7 @@ def _quality(values: dict[str, list[float]], incumbent: str, local: set[str]) ->
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of several values in [0, 1] with its 95 % interval."""
     found = mean_interval(values, bounds=(0.0, 1.0))
     assert found.value is not None
     assert found.low is not None

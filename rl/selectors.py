@@ -43,6 +43,8 @@ EVENTS_SHOWN = 100
 
 @dataclass(frozen=True)
 class Work:
+    """What a run in the background does now."""
+
     run: TrainingRun
     words: str
     eta_s: float | None
@@ -58,6 +60,7 @@ class Work:
 
 
 def about_text(seconds: float) -> str:
+    """A rough duration: `about 25 s`, `about 4 min`."""
     if seconds < 90:
         return f"about {5 * max(1, round(seconds / 5))} s"
     minutes = round(seconds / 60)
@@ -75,6 +78,7 @@ class AgentCard:
     run: TrainingRun | None
     """The one at work, or the newest."""
     newest: Policy | None = None
+    """The policy trained last."""
     incumbent: Policy | None = None
     """The champion where it was not trained here: the app's own model."""
     buffer: int = 0
@@ -90,6 +94,7 @@ class AgentCard:
     learns_by_itself: bool = False
     """True if the online learner trains it when enough is new."""
     experiments: Sequence[Experiment] = ()
+    """Running experiments."""
     distance: Distance | None = None
     """Distance of its held-out evidence from what the gate asks for; None without feedback, or with very
     much."""
@@ -101,6 +106,7 @@ class AgentCard:
 
     @property
     def works(self) -> bool:
+        """True if its run is at work, or waits for it."""
         return self.run is not None and self.run.is_unfinished
 
     @property
@@ -117,10 +123,12 @@ class AgentCard:
 
     @property
     def noun(self) -> str:
+        """Name of the evidence it learns from so far, for asking for more."""
         return "ratings" if self.counts.feedback or not self.evidence else self.evidence[0][0]
 
     @cached_property
     def verdict(self) -> Verdict | None:
+        """Verdict on its policy; None where there is none, or none was ever evaluated."""
         return policy_verdict(self.policy) if self.policy and self.policy.metrics else None
 
     @cached_property
@@ -131,6 +139,7 @@ class AgentCard:
 
     @property
     def headline(self) -> Headline | None:
+        """The figure that leads its policy's newest evaluation."""
         return headline_of(self.policy.metrics) if self.policy else None
 
 
@@ -206,6 +215,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
 
 
 def _newest_kept(trained: Mapping[str, Sequence[Policy]]) -> dict[str, Policy]:
+    """The newest trained policy of each agent, or the one that its run kept in its place."""
     newest = {agent: policies[-1] for agent, policies in trained.items()}
     chose = TrainingRun.objects.filter(policy__in=newest.values(), result__has_key="kept_run")
     return newest | {run.agent: run.kept_run.policy for run in chose}
@@ -392,6 +402,7 @@ def _eta_by_steps(run: TrainingRun) -> float | None:
 
 
 def runs_newest(agent: str | None = None) -> QuerySet[TrainingRun]:
+    """Runs, newest first, with their policies; the recipes and libraries are left in the database."""
     runs = TrainingRun.objects.defer("recipe", "libraries", "hardware").select_related(
         "policy", "reward_model"
     )
@@ -399,6 +410,7 @@ def runs_newest(agent: str | None = None) -> QuerySet[TrainingRun]:
 
 
 def run_get(pk: int) -> TrainingRun | None:
+    """One run with its snapshot, policy and metrics."""
     return (
         TrainingRun.objects.filter(pk=pk)
         .select_related("snapshot", "policy", "stage_of", "reward_model")
@@ -408,6 +420,7 @@ def run_get(pk: int) -> TrainingRun | None:
 
 
 def run_series(run: TrainingRun) -> dict[str, list[tuple[int, float]]]:
+    """Figure -> its (step, value) points over a run, in the order of the steps."""
     series: dict[str, list[tuple[int, float]]] = {}
     for metric in run.metrics.all():
         for name, value in metric.values.items():
@@ -423,6 +436,7 @@ def policy_compared_first(policies: Sequence[Policy]) -> str:
 
 
 def policy_ancestors(policy: Policy) -> list[Policy]:
+    """From the first ancestor to this one."""
     line, seen = [policy], {policy.pk}
     while line[-1].parent is not None and line[-1].parent.pk not in seen:
         line.append(line[-1].parent)
@@ -431,6 +445,7 @@ def policy_ancestors(policy: Policy) -> list[Policy]:
 
 
 def policy_relatives(policy: Policy) -> list[Policy]:
+    """Its ancestors, itself, and what descends from them directly, oldest first."""
     line = policy_ancestors(policy)
     near = Policy.objects.filter(Q(parent__in=line) | Q(pk__in=[one.pk for one in line]))
     return list(near.select_related("parent").order_by("pk"))
@@ -438,6 +453,8 @@ def policy_relatives(policy: Policy) -> list[Policy]:
 
 @dataclass(frozen=True)
 class PolicyOverview:
+    """One policy with everything an operator asks of it."""
+
     policy: Policy
     children: list[Policy]
     events: list[PolicyEvent]

@@ -65,6 +65,7 @@ def follow_up(run_id: int) -> str:
 
 
 def base_model_add(text: str) -> str:
+    """Add a base model that a page or REST named: see `rl.jobs.child_process`."""
     return child_process.base_model_add(text)
 
 
@@ -107,6 +108,7 @@ def tick() -> list[str]:
 
 
 def engines() -> list[str]:
+    """Bring the adapters on the team's own servers up to date, between two ticks."""
     return reconcile()
 
 

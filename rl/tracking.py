@@ -74,6 +74,7 @@ def sync_quietly() -> None:
 
 
 def _known(client: MlflowClient, experiment: str) -> Iterator[tuple[int, Run]]:
+    """Logged runs by the run's number; one whose logging was interrupted is removed, to be logged again."""
     token: str | None = None
     while True:
         page = client.search_runs([experiment], f"tags.`{RUN}` != ''", max_results=1000, page_token=token)
@@ -181,6 +182,7 @@ def _metrics_log(client: MlflowClient, run: Run, metrics: Iterator[Metric]) -> N
 
 
 def _numbers(value: object, name: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers within stored JSON, by their path: `holdout/base/preference_accuracy/low`."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _numbers(inner, f"{name}/{key}" if name else str(key))

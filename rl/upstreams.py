@@ -45,6 +45,7 @@ class UpstreamRefused(ValueError):
 
     @property
     def page_text(self) -> str:
+        """The refusal as a page says it: with the titles of its form's fields."""
         named = [f"{TITLES.get(name, name.capitalize())}: {fault}." for name, fault in self.fields.items()]
         return " ".join(named) or f"{str(self)[:1].upper()}{str(self)[1:]}."
 
@@ -143,6 +144,7 @@ def upstream_remove(upstream: Upstream) -> None:
 
 
 def url_warning(url: str) -> str:
+    """What is unsafe about an address; empty where nothing is."""
     parts = urlsplit(url)
     if parts.scheme != "http" or _is_this_machine(parts.hostname or ""):
         return ""
@@ -194,10 +196,12 @@ def upstream_represent(upstream: Upstream) -> dict[str, object]:
 
 
 def key_place(upstream: Upstream) -> str:
+    """Where an upstream's API key is: environment, stored or none."""
     return "environment" if upstream.key_env else "stored" if upstream.key_encrypted else "none"
 
 
 def _moved(before: str, now: str) -> bool:
+    """True if two addresses have another scheme, host or port."""
     return urlsplit(before)[:2] != urlsplit(now)[:2]
 
 
@@ -252,6 +256,7 @@ def key_encrypted(key: str) -> str:
 
 
 def key_fault(key: str) -> str:
+    """Reason why a text cannot be an API key, without the text; empty where it can."""
     if not key.isascii() or not key.isprintable() or " " in key or len(key) > 1000:
         return "expected an API key: at most 1,000 letters, digits and signs, without spaces"
     return ""
@@ -336,6 +341,7 @@ def hosted_policy_create(
 
 
 def _created(**facts: Any) -> Policy:
+    """A hosted policy under the first free name of its agent and model."""
     plain = re.sub(r"[^a-z0-9.]+", "-", facts["base_model"].lower()).strip("-.")
     name = policy_name_free(f"{facts['agent']}-{plain}"[:180])
     try:

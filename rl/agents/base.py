@@ -375,6 +375,7 @@ class ChoiceAgent(OptionsAgent):
     """An agent that answers with one of the options its state lists: {"<answer_key>": "<option>"}."""
 
     def respond(self, option: str) -> str:
+        """The exact response text for an option."""
         return json.dumps({self.answer_key: option}, ensure_ascii=False)
 
     def parse(self, response: str, state: State | None = None) -> JsonObject:

@@ -41,6 +41,7 @@ class ListAgent(OptionsAgent):
         return options
 
     def respond(self, names: Sequence[str]) -> str:
+        """The exact response text for these names."""
         return json.dumps({self.answer_key: list(names)}, ensure_ascii=False)
 
     def parse(self, response: str, state: State | None = None) -> JsonObject:
@@ -90,6 +91,7 @@ class ListAgent(OptionsAgent):
         return [self.respond(names) for names in state.get("drafts") or ()]
 
     def truth(self, state: State) -> list[str] | None:
+        """The right names, or None if unknown."""
         right = state.get(self.truth_key)
         return list(right) if isinstance(right, (list, tuple)) and right else None
 

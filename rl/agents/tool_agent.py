@@ -111,6 +111,7 @@ class ToolAgent(Agent):
         return tools
 
     def respond(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """The exact response text of a call."""
         return json.dumps({"tool": tool, "arguments": dict(arguments)}, ensure_ascii=False)
 
     def parse(self, response: str, state: State | None = None) -> JsonObject:
@@ -217,6 +218,7 @@ class ToolAgent(Agent):
         }
 
     def hidden_preference(self, state: State, response: str) -> float:
+        """Correctness of the call; 0 for an invalid response."""
         if not self.is_valid(response, state):
             return 0.0
         quality = self.quality(state, response)

@@ -51,6 +51,7 @@ class TwoKinds(ChoiceAgent):
         raise NotImplementedError
 
     def draw(self, random: Random, group: str) -> JsonObject:
+        """A made-up state of a group."""
         raise NotImplementedError
 
     def worth(self, state: State, option: str | None) -> float:

@@ -104,4 +104,5 @@ class ExperimentResults(ApiView):
 
 
 def experiment_represent(experiment: ExperimentRow) -> dict[str, object]:
+    """An experiment as the API and the command answer it."""
     return Experiment.of(experiment, arms=list(experiment.arms.all()))

@@ -305,6 +305,7 @@ def policy_lookup(name: str) -> PolicyRow:
 
 
 def policy_represent(policy: PolicyRow) -> dict[str, object]:
+    """A policy as the API answers it."""
     accuracy = share_of(policy.metrics, "preference_accuracy")
     figures = {name: policy.metrics.get(name) for name in FIGURES}
     return Policy.of(

@@ -66,6 +66,8 @@ class ToolCall(BaseModel):
 
 @dataclass(frozen=True)
 class Tool:
+    """An endpoint as a tool."""
+
     name: str
     method: str
     path: str

@@ -306,6 +306,7 @@ def agent_checked(slug: str) -> str:
 
 
 def base_model_named(name: str) -> str | None:
+    """The base model that a request names; None where it names none."""
     try:
         return base_model_resolve(name).name if name else None
     except SourceRefused as refusal:
@@ -355,6 +356,7 @@ def run_accepted(run: TrainingRun, kind: type[Run] = Run) -> Response:
 
 
 def run_lookup(pk: int) -> TrainingRun:
+    """The run, or 404."""
     run = run_get(pk) if pk < 2**63 else None  # SQLite and PostgreSQL have no larger keys
     if run is None:
         raise not_found(f"no run {pk}", "id")

@@ -35,6 +35,7 @@ class ModelTest:
 
 
 def models_home() -> Path:
+    """Folder of the models that were added."""
     return Path(settings.RATCHET_HOME) / "models"
 
 
@@ -56,6 +57,7 @@ def addition_of(text: str) -> Addition | None:
 
 
 def addition_note(text: str, words: str, *, failed: bool = False) -> Addition:
+    """Note how far the adding of a source is."""
     file = _addition_file(text)
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_suffix(f".{os.getpid()}")
@@ -167,6 +169,7 @@ def agent_base_model(agent: str, *, given: str | None = None, sections: Sequence
 
 
 def base_model_default() -> BaseModel:
+    """The base model of an agent for which nothing was named: RATCHET_BASE_MODEL."""
     return _as_named(settings.RATCHET_BASE_MODEL, "RATCHET_BASE_MODEL")
 
 

@@ -36,6 +36,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 
 BLOCK = 1 << 20
+"""Bytes read at once."""
 
 
 class SourceRefused(ValueError):
@@ -49,6 +50,7 @@ class KnownPackage:
     package: str
     version: str
     sha256: str
+    """Of the GGUF file."""
     licence: str
 
 
@@ -65,6 +67,8 @@ SHORT_NAMES = {
 
 @dataclass(frozen=True)
 class BaseModelSource:
+    """Where a base model comes from."""
+
     kind: Kind
     text: str
     """The source as it was typed."""
@@ -186,6 +190,7 @@ def _named(rest: str, scheme: str, example: str) -> str:
 
 
 def is_gguf(path: Path) -> bool:
+    """True if a file begins as GGUF files do."""
     try:
         with path.open("rb") as file:
             return file.read(4) == GGUF_MAGIC
@@ -247,6 +252,7 @@ def model_add(
 
 
 def models_added(home: Path) -> list[AddedModel]:
+    """Every model in RATCHET_HOME/models that can be read, by name."""
     folders = sorted(path.parent for path in home.glob(f"*/{ADDED_FILE}"))
     return [AddedModel.load(folder) for folder in folders]
 

@@ -28,6 +28,8 @@ class ForestRow:
 
 @dataclass(frozen=True)
 class ForestTick:
+    """A mark of the scale."""
+
     x: float
     label: str
 
@@ -45,6 +47,8 @@ class Forest:
 
 @dataclass(frozen=True)
 class ForestLine:
+    """One effect: value, low and high."""
+
     label: str
     words: str
     value: float
@@ -91,6 +95,7 @@ def forest_of(
 
 
 BAR_WIDTH, REACH = 120, 0.5
+"""Width of a drawn difference, and the difference at its ends; larger ones are drawn at the end."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ class RuleLine:
 
 
 def report_lines(verdicts: Sequence[RuleResult]) -> list[RuleLine]:
+    """The stored verdicts, in their order."""
     return [
         RuleLine(
             rule=verdict.rule,
@@ -165,12 +171,16 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 8, 10, 24
 
 @dataclass(frozen=True)
 class VersionTick:
+    """A grid line with its label."""
+
     y: float
     label: str
 
 
 @dataclass(frozen=True)
 class Version:
+    """One version: its value, interval and position."""
+
     name: str
     stage: str
     x: float
@@ -275,6 +285,8 @@ class Descent:
 
 @dataclass(frozen=True)
 class Node:
+    """A version's position."""
+
     name: str
     short: str
     stage: str
@@ -284,6 +296,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Lineage:
+    """A drawing of width x height."""
+
     nodes: list[Node]
     edges: list[str]
     """SVG paths from parent to child."""

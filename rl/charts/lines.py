@@ -77,6 +77,7 @@ class LineChart:
 
 
 def finite_points(points: Points) -> list[tuple[int, float]]:
+    """The points whose values an axis can hold."""
     return [(step, value) for step, value in points if abs(value) < LARGEST]
 
 

@@ -144,6 +144,8 @@ class FigureTable:
 
 @dataclass(frozen=True)
 class LoneFigure:
+    """A figure that was logged once."""
+
     title: str
     text: str
     step: int
@@ -182,6 +184,7 @@ def overfit_words(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
 
 
 def run_charts(series: Series) -> RunCharts:
+    """Charts of one run: training beside held out, chosen beside rejected."""
     return _charts([("", series)])
 
 
@@ -211,6 +214,7 @@ def _charts(runs: Sequence[tuple[str, Series]]) -> RunCharts:
 
 
 def family_of(name: str) -> str:
+    """Slug of a figure's family, by its name."""
     return next((slug for slug, _, pattern in FAMILIES if re.match(pattern, name)), "other")
 
 

@@ -129,10 +129,12 @@ _sizes: CostAwareCache[dict[str, int]] = CostAwareCache()
 
 
 def buffer_sizes_cached() -> dict[str, int]:
+    """`buffer_sizes` from a cache, for pages that are opened often."""
     return _sizes.get("all", buffer_sizes)
 
 
 def fresh_sizes_cached() -> dict[str, int]:
+    """`buffer_sizes(clock=True)` from a cache."""
     return _sizes.get("fresh", lambda: buffer_sizes(clock=True))
 
 

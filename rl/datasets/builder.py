@@ -40,6 +40,7 @@ class PreparedDataset:
     agent: str
     kind: str
     counts: dict[str, int]
+    """Split -> rows, for all three splits."""
     left_out: dict[str, int]
     """Reason -> evidence without a row; reasons as in rl.datasets.pairs.REASONS and rl.datasets.evidence.REASONS."""
     sources: dict[str, int]
@@ -62,14 +63,18 @@ class PreparedDataset:
 
     @property
     def samples(self) -> int:
+        """Rows in all splits."""
         return sum(self.counts.values())
 
     def rows(self, split: str | None = None) -> Iterator[Row]:
+        """The rows of one split or of all; may be called repeatedly."""
         return (row for row in self._rows() if split is None or row["split"] == split)
 
 
 @dataclass
 class _Tally:
+    """Counts rows as they pass."""
+
     counts: Counter[str] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)
     labels: Counter[tuple[bool, str]] = field(default_factory=Counter)

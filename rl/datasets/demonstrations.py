@@ -21,6 +21,7 @@ HIGHEST = 10
 """Largest drawn number if its schema gives no bound."""
 
 ROW_COLUMNS = ("prompt", "prompt_hash", "state", "facts")
+"""Columns that a demonstration copies from its row."""
 
 
 class Undrawable(ValueError):
@@ -154,6 +155,7 @@ def preferred_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _worths(row: Row) -> list[tuple[object, float]]:
+    """(answer, worth) for each answer of a row."""
     if "chosen" in row:
         return [(row["chosen"], 1.0), (row["rejected"], -1.0)]
     return [(row["completion"], float(row["score"]) - NEUTRAL)]

@@ -121,6 +121,7 @@ def _file_erase(folder: Path, remainder: Remainder, dry_run: bool) -> bool:
 
 
 def _restrict(policy: LinearPolicy, rows: Sequence[Row]) -> LinearPolicy:
+    """The model with only the features and answers of these rows."""
     try:
         choices = choices_of(rows, agent_served(policy.agent)).rows if rows else []
     except LinearRefused:

@@ -54,6 +54,8 @@ REASONS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """A prompt, with the app's state and facts."""
+
     messages: list[Message]
     state: Any = None
     tools: list[Any] | None = None
@@ -79,7 +81,9 @@ class EvidenceSource(Protocol):
         """All evidence but rewards; feedback without a preference is counted in `left_out`."""
         ...
 
-    def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]: ...
+    def prompts(self, prompt_hashes: list[str]) -> dict[str, Prompt]:
+        """Hash -> prompt, without unreadable ones."""
+        ...
 
     def rewards(self, left_out: Counter[str], *, compared: bool) -> Iterator[RewardEvidence]:
         """Rewards of responses without a verdict, from outcomes, traces or, if `compared`, comparisons alone.
@@ -96,11 +100,15 @@ class EvidenceSource(Protocol):
         """Every prompt, with or without feedback; complete once `evidence` is exhausted."""
         ...
 
-    def query(self) -> dict[str, object]: ...
+    def query(self) -> dict[str, object]:
+        """What identifies this source, for the snapshot's record."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
+    """A judged response, without its prompt."""
+
     prompt_hash: str
     completion: Completion
     tags: tuple[str, ...]

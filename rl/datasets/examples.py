@@ -70,6 +70,7 @@ class Example:
 
     @property
     def digest(self) -> str:
+        """SHA-256 of prompt and content; samples are drawn by it."""
         return digest_of(
             self.prompt_hash, *(f"{name}={value!r}" for name, value in sorted(self.content.items()))
         )
@@ -77,6 +78,8 @@ class Example:
 
 @dataclass(slots=True)
 class _Verdicts:
+    """Verdicts on one response."""
+
     values: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     """Used only if nobody rated the response."""
@@ -93,6 +96,7 @@ class _Verdicts:
 
     @property
     def verdict(self) -> str:
+        """Source of the mean: `ratings`, `reward` if nobody rated it, or empty."""
         return "ratings" if self.values else "reward" if self.rewards else ""
 
     @property
@@ -171,6 +175,7 @@ class _ExampleRequest:
 
 
 def prompt_examples(prompt_hashes: Iterable[str], split_of: SplitOf) -> RowSet[Example]:
+    """One row per prompt, with or without feedback."""
     rows = tuple(
         Example(prompt_hash, {}, "decision", 0, split_of(prompt_hash))
         for prompt_hash in sorted(set(prompt_hashes))

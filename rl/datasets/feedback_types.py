@@ -63,6 +63,7 @@ class RatingEvidence:
     simulated: bool = False
     tags: tuple[str, ...] = ()
     feedback: tuple[uuid.UUID, ...] = ()
+    """Ids of the feedback behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +207,13 @@ class Spellings:
         return key
 
     def completion(self, key: str) -> Completion:
+        """The most frequent spelling; ties by character order."""
         times = self._written[key]
         return completion_of(min(times, key=lambda written: (-times[written], written)))
 
 
 def same_response(one: Completion, other: Completion) -> bool:
+    """True if two responses differ only in white space or the order of JSON keys."""
     return bare(completion_key(one)) == bare(completion_key(other))
 
 
@@ -220,6 +223,7 @@ def bare(key: str) -> str:
 
 
 def digest_of(*parts: str) -> str:
+    """SHA-256 of texts, as hex."""
     text = "\x01".join(parts)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -238,6 +242,8 @@ JUDGED_FIELDS = ("chosen", "rejected", "completion", "score", "label", "margin",
 
 @dataclass
 class _Answer:
+    """Votes on one answer."""
+
     text: str
     liked: float = 0.0
     disliked: float = 0.0
@@ -250,6 +256,7 @@ class _Answer:
 
     @property
     def is_right(self) -> bool | None:
+        """None if undecided."""
         if self.liked or self.disliked or self.written or self.replaced:
             # A thumb down with a correction is one vote against, hence max.
             return self.liked + self.written > max(self.disliked, self.replaced)
@@ -305,6 +312,7 @@ def _left_over(prompt: _Prompt, agent: Agent) -> list[str]:
 
 
 def known_digest(rows: Sequence[Row]) -> str:
+    """SHA-256 of the lists; changes with any further feedback."""
     lists = sorted([str(row.get("prompt_hash", "")), sorted(row[RIGHT]), sorted(row[WRONG])] for row in rows)
     return hashlib.sha256(json.dumps(lists).encode()).hexdigest()
 

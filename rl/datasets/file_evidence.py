@@ -69,6 +69,8 @@ class _UnratedDecision:
 
 
 class FileEvidence:
+    """EvidenceSource of a file."""
+
     def __init__(
         self,
         agent: str,
@@ -353,6 +355,7 @@ class FileEvidence:
 
 
 def _latest_ratings(ratings: tuple[ImportedRating, ...]) -> list[ImportedRating]:
+    """Each named rater's last rating unless it is a withdrawal, and every rating without a rater."""
     last = {rating.rater: rating for rating in ratings}
     return [r for r in ratings if not r.withdrawn and (not r.rater or last[r.rater] is r)]
 

@@ -130,4 +130,5 @@ def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, Dis
 
 
 def _about(prompts: int) -> int:
+    """An estimate, rounded to tens from 20 on."""
     return prompts if prompts < 20 else round(prompts, -1)

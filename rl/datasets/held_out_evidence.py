@@ -213,6 +213,7 @@ def eval_rows(agent: str) -> dict[str, list[Row]]:
 
 
 def trained_prompts(snapshot: Snapshot | None) -> set[str]:
+    """Hashes of the prompts in a dataset's train split."""
     return {row["prompt_hash"] for row in snapshot_rows(snapshot, "train")} if snapshot is not None else set()
 
 

@@ -193,9 +193,11 @@ class _Groups:
             self.first_share = FIRST_SHARE_OF_CLUSTERS
 
     def side(self, prompt_hash: str, shares: Shares) -> Split:
+        """The split of a prompt's group; drawn by this prompt if the group has none."""
         return self._sides.setdefault(self._group(prompt_hash), draw_split(prompt_hash, shares))
 
     def first_counted(self, prompt_hash: str) -> bool:
+        """True for the first prompt of each group."""
         group = self._group(prompt_hash)
         if group in self._counted:
             return False

@@ -70,6 +70,7 @@ class Pair:
 
     @property
     def digest(self) -> str:
+        """SHA-256 of prompt, chosen and rejected; orders equals and draws samples."""
         return digest_of(self.prompt_hash, completion_key(self.chosen), completion_key(self.rejected))
 
 
@@ -77,6 +78,8 @@ R = TypeVar("R", bound="DatasetRow")
 
 
 class DatasetRow(Protocol):
+    """What rows of all kinds have in common."""
+
     @property
     def prompt_hash(self) -> str: ...
 

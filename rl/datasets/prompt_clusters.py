@@ -230,6 +230,7 @@ def cluster_text(report: Mapping[str, object]) -> str:
 
 
 def prompt_text(messages: Sequence[Message]) -> str:
+    """Texts of all messages."""
     return "\n".join(str(message.get("content") or "") for message in messages)
 
 
@@ -260,12 +261,15 @@ EXAMPLE_CHARS = 200
 
 @dataclass(frozen=True)
 class NearIdenticalPrompts:
+    """Near-identical prompts of an evaluation, for pages."""
+
     words: str
     largest: list[dict[str, object]]
     """`largest` of `cluster_report`, with texts as examples."""
 
 
 def prompt_words(agent: str, prompt_hashes: Sequence[str]) -> dict[str, str]:
+    """Hash -> text of these prompts; erased ones are missing."""
     found: dict[str, str] = {}
     for chunk in chunks(prompt_hashes):
         named = prompts_named(agent, chunk)
@@ -274,6 +278,7 @@ def prompt_words(agent: str, prompt_hashes: Sequence[str]) -> dict[str, str]:
 
 
 def near_identical_prompts(evaluation: Evaluation) -> NearIdenticalPrompts | None:
+    """None without near-identical prompts."""
     report = evaluation.figures.get("clusters") or {}
     words = cluster_text(report)
     if not words:

@@ -293,6 +293,7 @@ def _record(agent: str, row: Any, reward: RewardBreakdown, before: RewardRecord 
 
 
 def sample_of(row: Decision, run: RunFacts) -> RewardSample:
+    """A decision as reward functions get it, with the steps of its run."""
     metadata = row.metadata if isinstance(row.metadata, dict) else {}
     facts: dict[str, Any] = {
         name: metadata[name] for name in ("tests", "expected_output") if name in metadata
@@ -319,6 +320,7 @@ def known_feedback(said: FeedbackBundle) -> DecisionFeedback:
 
 
 def records_newest(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, RewardRecord]:
+    """Decision -> newest record, for decisions with one."""
     found: dict[uuid.UUID, RewardRecord] = {}
     for chunk in chunks(ids):
         rows = RewardRecord.objects.filter(decision__in=chunk, superseded_by__isnull=True)
@@ -335,6 +337,7 @@ def rewarded_at_least(decisions: QuerySet[Decision], least: float) -> QuerySet[D
 
 
 def raw_rewards(ids: Iterable[uuid.UUID]) -> dict[uuid.UUID, float]:
+    """Decision -> newest raw reward in [-2, 2], for decisions with one."""
     return {pk: row.raw for pk, row in records_newest(list(ids)).items() if row.raw is not None}
 
 

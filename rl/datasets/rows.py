@@ -64,6 +64,7 @@ class RowRules:
     """Responses carry the reasoning recorded with them."""
 
     def knobs(self, agent: str, kind: str) -> dict[str, object]:
+        """Keyword arguments of the function that makes rows of this kind."""
         if kind in (Snapshot.Kind.PAIRS, Snapshot.Kind.PAIRS_AND_SCORES):
             knobs = {name: DATASET_CONFIG[name] for name in ("rating_margin", "max_pairs_per_prompt")}
             return knobs | ({"implied": True} if self.implied and kind == Snapshot.Kind.PAIRS else {})

@@ -20,10 +20,14 @@ from rl.models import Snapshot
 
 
 class DatasetRefused(ValueError):
+    """The dataset cannot be made or read."""
+
     code = "invalid"
 
 
 class DatasetTooSmall(DatasetRefused):
+    """There are fewer rows than required."""
+
     def __init__(self, reason: str, next_step: str) -> None:
         super().__init__(f"{reason}: {next_step}")
         self.reason, self.next_step = reason, next_step
@@ -47,6 +51,7 @@ def temporary_file(folder: Path) -> Iterator[IO[bytes]]:
 
 
 def rows_write(file: IO[bytes], rows: Iterable[Row]) -> str:
+    """Write and fsync JSON lines; returns their SHA-256."""
     digest = hashlib.sha256()
     for row in rows:
         line = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
@@ -72,6 +77,7 @@ def file_store(file: IO[bytes], sha256: str) -> Path:
 
 
 def snapshot_of(**facts: object) -> Snapshot:
+    """The Snapshot of a file: the existing one with equal content, or a new one."""
     same = {name: facts[name] for name in ("agent", "kind", "sha256")}
     with transaction.atomic():
         return Snapshot.objects.filter(**same).order_by("id").first() or Snapshot.objects.create(**facts)

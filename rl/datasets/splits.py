@@ -77,6 +77,7 @@ def splits_store(
 
 
 def min_evidence_of(agent: str) -> int:
+    """Held-out prompts that the agent's gate needs."""
     set_here = GateSettings.objects.filter(agent=agent).values_list("min_evidence", flat=True).first()
     return GateBounds().min_evidence if set_here is None else set_here
 
@@ -167,16 +168,19 @@ class SourceSplits:
         self._known: dict[str, Split] = {}
 
     def track_rated(self, evidence: Iterable[P]) -> Iterator[P]:
+        """Passes evidence through and collects its prompts."""
         for item in evidence:
             self._rated[item.prompt_hash] = None
             yield item
 
     def track_rewarded(self, rewards: Iterable[P]) -> Iterator[P]:
+        """Passes rewards through and collects their prompts."""
         for item in rewards:
             self._rewarded[item.prompt_hash] = None
             yield item
 
     def settle(self, prompt_hashes: Collection[str]) -> None:
+        """Draw these prompts too, which may have no feedback."""
         self._known = self._settle(
             self.agent, self._rated, self._rewarded, prompt_hashes, self._clustered, self._validation
         )
@@ -187,6 +191,7 @@ class SourceSplits:
 
     @property
     def tally(self) -> SplitCounts:
+        """Prompts with feedback or a reward per split."""
         self.settle([])
         return SplitCounts.of(self._known[name] for name in {**self._rated, **self._rewarded})
 

@@ -198,6 +198,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _std(values: list[float]) -> float | None:
+    """Sample standard deviation (n - 1); None below two values."""
     if len(values) < 2:
         return None
     mean = math.fsum(values) / len(values)
@@ -248,6 +249,7 @@ OTHER_KINDS = tuple(
 
 
 def kind_stats(agent: str, kind: str) -> dict[str, object]:
+    """`example_stats` of the dataset that an agent's feedback would give."""
     given = source_opened(agent)
     left_out: Counter[str] = Counter()
     knobs = RowRules().knobs(agent, kind)

@@ -37,6 +37,7 @@ def teacher_log(agent: str) -> TeacherLog | None:
 
 
 def newest_prompts(agent: str) -> list[str]:
+    """Prompts of the newest decisions, each once."""
     rows = decisions_of(agent).order_by("-created_at", "-id").values_list("prompt_hash", flat=True)
     return list(dict.fromkeys(rows[:NEWEST]))
 

@@ -44,6 +44,7 @@ class GrammarVocabulary:
 
     @functools.cached_property
     def digit_tokens(self) -> npt.NDArray[np.int64]:
+        """Tokens that begin with a digit."""
         return np.array([token for token in range(self.size) if self.piece(token)[:1].isdigit()], np.int64)
 
 
@@ -79,6 +80,7 @@ class Constraint:
 
     @classmethod
     def of_answers(cls, vocabulary: GrammarVocabulary, answers: Sequence[str]) -> Self:
+        """Constraint to a closed set of answers."""
         return cls(vocabulary, answers_grammar(answers), is_json=False)
 
     def copy(self) -> Self:
@@ -117,6 +119,7 @@ class Constraint:
         return mask
 
     def accept(self, token: int) -> None:
+        """Advances by an allowed token."""
         piece = self._vocabulary.piece(token)
         self._matcher.consume_token(token)
         self._unique = self._unique and self._unique.write(piece)
@@ -159,6 +162,7 @@ class SchemaRefused(ValueError):
 
 
 def answers_grammar(answers: Sequence[str]) -> str:
+    """llguidance's grammar of a closed set of at least one answer."""
     from llguidance import LLMatcher
 
     listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in answers)
@@ -183,6 +187,7 @@ def schema_grammar(schema: Node) -> str:
 
 
 def schema_part(schema: Node) -> Json:
+    """A schema as it is written within a grammar (`%json`), prepared as in `schema_grammar`."""
     read = json.loads(json.dumps(schema or {"type": "object"}))
     closed: dict[str, Json] = _properties_closed(read, set(_part_references(read)))
     return {**closed, "x-guidance": _GUIDANCE}
@@ -206,6 +211,7 @@ def grammar_checked(grammar: str) -> str:
 
 
 def refusal_of(message: str) -> SchemaRefused:
+    """Refusal of a schema, with llguidance's message."""
     # the last line of the error says why a pattern cannot be read; the lines between draw it
     lines = message.strip().splitlines() or ["it is not one"]
     return SchemaRefused(
@@ -244,6 +250,7 @@ def _properties_closed(schema: Json, parts: Collection[str] = (), *, is_part: bo
 
 
 def _is_combined(schema: Node) -> bool:
+    """True if several of its schemas describe one object together."""
     descriptions = sum(key in schema for key in ("properties", "$ref", "anyOf", "oneOf"))
     return descriptions + len(schema.get("allOf") or ()) > 1
 

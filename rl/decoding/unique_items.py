@@ -276,6 +276,7 @@ def _enumeration(node: Json, root: Node, depth: int = 0) -> list[Json] | None:
 
 
 def _text(value: Json) -> bytes:
+    """A value as a grammar writes it."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
@@ -287,10 +288,12 @@ def _value(raw: bytes) -> Json:
 
 
 def _canonical_form(raw: bytes) -> str:
+    """Canonical text of a value: equal for equal JSON values."""
     return json.dumps(_numbers(_value(raw)), sort_keys=True)
 
 
 def _numbers(value: Json) -> Json:
+    """The value with 1.0 as 1."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):

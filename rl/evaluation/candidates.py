@@ -17,6 +17,8 @@ from rl.registry.integrity import adapter_folder
 
 
 class CandidateScore(Answer):
+    """A policy's result on the eval split."""
+
     policy: str
     share: float
     """Share of the prompts where its answer is one that people wrote, preferred or liked; of free text, which has no

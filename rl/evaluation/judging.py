@@ -117,6 +117,7 @@ def round_create(
 
 
 def round_dispatch(judging: JudgingRound) -> None:
+    """Hand the answering of a round to the workers."""
     async_task("rl.tasks.judging_round_answer", judging.pk, task_name=f"judging round {judging.pk}")
 
 

@@ -358,6 +358,7 @@ def _off_policy(
 
 
 def golden_cases(agent: str) -> list[dict[str, object]]:
+    """The decisions of an agent that must be right, as an evaluation asks them."""
     rows = GoldenCase.objects.filter(agent=agent, active=True)
     return [dict(row) for row in rows.values("name", "messages", "state", "accepted", "forbidden")]
 
@@ -449,6 +450,7 @@ def _preferred_rows(held_out: HeldOut, policy: Policy | None) -> list[Row]:
 
 
 def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:
+    """Checks of generated answers, for the kinds that need them."""
     checks: dict[str, Check] = {}
     if TESTS in held_out.rows:
         checks[TESTS] = tests_check(agent)
@@ -458,6 +460,7 @@ def _checks(held_out: HeldOut, rewards: str, agent: str) -> dict[str, Check]:
 
 
 def _simulated_share(rows: Sequence[Row]) -> float:
+    """Share of rows that simulated raters had a part in."""
     return sum(bool(row.get("simulated")) for row in rows) / max(len(rows), 1)
 
 

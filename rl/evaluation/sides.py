@@ -69,6 +69,7 @@ def cache_file() -> Path:
 
 
 def is_linear(folder: Path) -> bool:
+    """True of a folder that holds a linear policy, false of one with an adapter."""
     return (folder / LINEAR_WEIGHTS).is_file()
 
 
@@ -238,6 +239,7 @@ def rewards_check(specs: str, agent: str) -> Check:
 
 
 def rewards_of_training(policy: Policy | None) -> str:
+    """The rewards a policy was trained on, as its recipe names them; empty where it was not trained on any."""
     if policy is None or policy.run is None or policy.run.method not in TRAINED_BY_REWARDS:
         return ""
     return str(policy.run.recipe.get("reward", ""))

@@ -90,6 +90,8 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Results:
+    """All results of an experiment at this moment."""
+
     experiment: Experiment
     rule: Rule
     arms: list[ArmResult]
@@ -118,6 +120,7 @@ class Results:
 
     @property
     def leader(self) -> ArmResult:
+        """The challenger most likely to be the best."""
         return max(self.challengers, key=lambda result: result.best)
 
     @property
@@ -186,6 +189,7 @@ _results: CostAwareCache[Results] = CostAwareCache()
 
 
 def results_cached(experiment: Experiment) -> Results:
+    """`results_of`, cached for pages; a little old if there is much to read."""
     return _results.get((experiment.pk, experiment.status, experiment.ramp), lambda: results_of(experiment))
 
 

@@ -109,6 +109,7 @@ def experiment_look(experiment: Experiment, *, actor: str = CLOCK) -> list[str]:
 
 
 def ramp_next(experiment: Experiment) -> int | None:
+    """The next share of a ramp by the scheduler; None at the end."""
     return next((share for share in ramps_remaining(experiment) if share in AUTO_RAMP), None)
 
 
@@ -142,6 +143,7 @@ def _win(experiment: Experiment, winner: ArmResult, results: Results, actor: str
 
 
 def _event_once(experiment: Experiment, kind: str, actor: str, reason: str, results: Results) -> list[str]:
+    """Records an event unless the newest of its kind says the same."""
     with transaction.atomic():
         experiment_lock(experiment)  # of two clocks one writes it
         newest = experiment.events.filter(kind=kind).first()
@@ -220,4 +222,5 @@ def bandit_reweight(experiment: Experiment, results: Results, *, actor: str = CL
 
 
 def _negate(moments: Moments, metric: Metric) -> Moments:
+    """The moments if less is better."""
     return replace(moments, mean=1 - moments.mean if metric.bounded else -moments.mean)

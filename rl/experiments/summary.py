@@ -87,6 +87,8 @@ def adjustment_text(effect: ArmEffect, metric: Metric) -> str:
 
 @dataclass(frozen=True)
 class GuardRow:
+    """A guardrail of an arm on the page."""
+
     words: str
     metric: str
     loss: str
@@ -96,6 +98,8 @@ class GuardRow:
 
 @dataclass(frozen=True)
 class ArmRow:
+    """An arm on the page."""
+
     result: ArmResult
     figure: str
     secondary_metrics: list[tuple[str, str]]
@@ -111,6 +115,8 @@ class ArmRow:
 
 @dataclass(frozen=True)
 class ExperimentSummary:
+    """An experiment's results on its page."""
+
     results: Results
     verdict: str
     verdict_words: str
@@ -195,6 +201,7 @@ def _wait(results: Results) -> str:
 
 
 def _chance(value: float) -> str:
+    """An estimated probability; never shown as 0 or 100 %."""
     if value > 0.999:
         return "> 99.9\u202f%"
     return "< 0.1\u202f%" if value < 0.001 else f"{100 * value:.1f}\u202f%"

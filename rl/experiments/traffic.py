@@ -69,6 +69,7 @@ def plan_of(agent: str) -> AssignmentPlan:
 
 
 def _default_answer(agent: str) -> str:
+    """Name of the agent's champion, else of the base."""
     champion = Policy.objects.filter(agent=agent, stage=Stage.CHAMPION).values_list("name", flat=True).first()
     return champion or BASE
 
@@ -98,11 +99,13 @@ def out_of_service(experiment: Experiment) -> list[str]:
 
 
 def experiments_with_arms(experiments: QuerySet[Experiment] | None = None) -> QuerySet[Experiment]:
+    """These experiments (None: all), each with its arms and their policies."""
     rows = Experiment.objects.all() if experiments is None else experiments
     return rows.prefetch_related(Prefetch("arms", Arm.objects.select_related("policy")))
 
 
 def experiments_running(agent: str | None = None) -> list[Experiment]:
+    """Running experiments with their arms, oldest first."""
     found = Experiment.objects.filter(status=Status.RUNNING)
     if agent is not None:
         found = found.filter(agent=agent)
@@ -132,6 +135,7 @@ class ArmOrder:
 
 
 def policies_eligible() -> QuerySet[Policy]:
+    """Policies that an experiment may use, by agent, newest first."""
     return Policy.objects.exclude(stage=Stage.REJECTED).exclude(kind=RECORDED).order_by("agent", "-pk")
 
 
@@ -356,12 +360,14 @@ def event(
     reason: str = "",
     figures: Mapping[str, object] | None = None,
 ) -> ExperimentEvent:
+    """Records an event of an experiment."""
     return ExperimentEvent.objects.create(
         experiment=experiment, kind=kind, actor=actor, reason=reason, figures=dict(figures or {})
     )
 
 
 def experiment_lock(experiment: Experiment) -> Experiment:
+    """The current row, locked until the transaction ends."""
     Experiment.objects.select_for_update().get(pk=experiment.pk)
     found: Experiment = experiments_with_arms(Experiment.objects.filter(pk=experiment.pk)).get()
     return found
@@ -377,6 +383,7 @@ AUTO_RAMP = (1, 5, 25, 100)
 
 
 def ramps_remaining(experiment: Experiment) -> list[int]:
+    """Steps it can still be ramped to."""
     if experiment.status == Status.STOPPED or experiment.shadow:
         return []
     most = experiment.group_reserve if experiment.group else RAMP[-1]

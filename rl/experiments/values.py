@@ -164,6 +164,7 @@ def _totals(units: Sequence[_Unit], rows: Iterable[Exposure], values: Values) ->
 
 
 def _fold(salt: str, unit: str) -> int:
+    """The unit's fold: fixed, and independent of its arm."""
     digest = hashlib.sha256(f"{salt}:fold:{unit}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") % FOLDS
 

@@ -42,6 +42,8 @@ MISMATCH_P = 0.001
 
 @dataclass(frozen=True)
 class Rule:
+    """The rule of an experiment."""
+
     metric: Metric
     goal: str
     alpha: float
@@ -120,6 +122,7 @@ def _stabilize(moments: Moments, metric: Metric) -> Moments:
 
 
 def _contrast(new: Moments, old: Moments, metric: Metric, min_units: int) -> Contrast | None:
+    """The difference; None with too few units."""
     if min(new.n, old.n) < max(min_units, 2):
         return None
     found = difference(_stabilize(new, metric), _stabilize(old, metric))

@@ -71,6 +71,7 @@ class Closeness(BaseModel):
 
     prompts: int
     positions: int
+    """Number of compared positions."""
     kl: float
     """Mean KL(original || exported), nats per token."""
     top1_agreement: float
@@ -91,6 +92,7 @@ class Measured(BaseModel):
 
     @property
     def leading(self) -> Closeness:
+        """The leading figures: of held-out answers, if there are any."""
         return self.held_out or self.texts
 
 
@@ -113,6 +115,7 @@ class ExportAgreement(BaseModel):
         return "close" if found.kl <= CLOSE_KL and found.top1_agreement >= CLOSE_TOP1 else "changed"
 
     def as_dict(self) -> dict[str, object]:
+        """JSON for `checked`, with the verdict."""
         return {**self.model_dump(exclude_none=True), "verdict": self.verdict}
 
     def words(self) -> list[str]:
@@ -143,6 +146,7 @@ VERDICTS: dict[Verdict, str] = {
 
 
 def measured(expected: Sequence[Expected], exported: LogProbabilities) -> Measured:
+    """Agreement of an exported model with the original's outputs."""
     held_out = [text for text in expected if text.held_out]
     return Measured(
         texts=closeness([text for text in expected if not text.held_out], exported),

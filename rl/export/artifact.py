@@ -54,6 +54,7 @@ def silent(step: str, done: int, total: int) -> None:
 
 
 def sha256_file(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -151,6 +152,7 @@ def space_check(folder: Path, needed_bytes: int) -> None:
 
 
 def size_text(count: int) -> str:
+    """A number of bytes for people: 1.4 GB, 350 MB, 12 kB."""
     for unit, size in (("GB", 10**9), ("MB", 10**6)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -150,6 +150,7 @@ def _type_of(name: str, shape: tuple[int, ...], plain: str) -> str:
 
 
 def tensor_announce(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], kind: str) -> None:
+    """Reserves a tensor's place; its bytes are written later, in the same order."""
     size = math.prod(shape) * WIDTH[kind]
     writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=_TENSOR_TYPES[kind])
 
@@ -170,6 +171,7 @@ def tensor_stored(name: str, tensor: torch.Tensor, kind: str) -> np.ndarray:
 
 
 BUNDLED_NAME = "Ratchet-bundled"
+"""Base name of the bundled model."""
 DEFAULT_VERSION = "v1.0"
 """The specification's version if none is named."""
 
@@ -412,6 +414,7 @@ def serving_file_write(
 
 
 def agreement(plain: Path, quantised: Path, texts: Sequence[Sequence[int]]) -> ExportAgreement:
+    """Agreement of a quantised file with the float16 file after each token of some texts."""
     context = max(64, *(len(ids) for ids in texts))
     with llama_opened(plain, context) as one, llama_opened(quantised, context) as other:
 

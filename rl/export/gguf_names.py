@@ -25,6 +25,7 @@ class Family:
 
     arch: gguf.MODEL_ARCH
     parameters: Callable[[gguf.GGUFWriter, PretrainedConfig], None]
+    """Writes the configuration keys."""
     permuted: bool = False
     """True: q and k rows change order, as llama.cpp rotates neighbouring pairs where transformers rotates halves."""
     norm_shift: float = 0.0
@@ -68,6 +69,7 @@ class TensorLayout:
         return shape[::-1] if self._conv1d(name) else shape
 
     def tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A checkpoint's tensor in llama.cpp's layout, same dtype."""
         if self._conv1d(name):
             return tensor.T
         if self.family.norm_shift and name.endswith("norm.weight"):
@@ -294,6 +296,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def layout_of(config: PretrainedConfig) -> TensorLayout | None:
+    """The layout of a model; None if its family is not one of FAMILIES."""
     family = FAMILIES.get(str(config.model_type))
     if family is None:
         return None
@@ -301,6 +304,7 @@ def layout_of(config: PretrainedConfig) -> TensorLayout | None:
 
 
 def layout_notes(config: PretrainedConfig) -> list[str]:
+    """Notes on models that llama.cpp runs differently."""
     window = getattr(config, "sliding_window", None)
     if config.model_type in ("mistral", "phi3") and window and window < config.max_position_embeddings:
         return [

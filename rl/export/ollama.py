@@ -35,6 +35,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]*)?"
 
 @dataclass(frozen=True)
 class OllamaModel:
+    """A model on an Ollama server."""
+
     name: str
     host: str
     digests: dict[str, str] = field(default_factory=dict)
@@ -51,6 +53,8 @@ class OllamaModel:
 
 @dataclass(frozen=True)
 class Gguf:
+    """Header facts of a GGUF file."""
+
     context: int
     bos: str
     stop: list[str]
@@ -327,6 +331,7 @@ class GoTemplate:
     """System turn for conversations without one; empty without a default."""
 
     def render(self, turns: Turns) -> str:
+        """Ollama's prompt for a conversation that ends with the user's turn."""
         if self.system and turns[0]["role"] != "system":
             turns = [{"role": "system", "content": self.system}, *turns]
         text = "".join(

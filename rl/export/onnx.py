@@ -170,6 +170,7 @@ def _merge_adapter(source: Source) -> Iterator[object]:
 
 @contextmanager
 def _tracing_quiet() -> Iterator[None]:
+    """Silences torch's warnings while tracing."""
     chatter = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = chatter.level
     chatter.setLevel(logging.ERROR)

@@ -78,6 +78,8 @@ class CheckPrompt:
 
 @dataclass(frozen=True)
 class Reference:
+    """The original's outputs on the check prompts."""
+
     prompts: list[CheckPrompt]
     policy: list[Expected] = field(default_factory=list)
     """Of base + adapter; empty if it was not loaded."""
@@ -206,6 +208,7 @@ def original_model(source: Source) -> Iterator[PreTrainedModel]:
 
 
 def whole_weights_rounded(model: PreTrainedModel, served: torch.dtype) -> None:
+    """Rounds fully trained weights in place to the base's precision, as they are served and merged."""
     for copies in (
         module.modules_to_save for module in model.modules() if isinstance(module, ModulesToSaveWrapper)
     ):
@@ -293,6 +296,7 @@ def greedy_answers(model: PreTrainedModel, prompts: Sequence[Sequence[int]], tok
 
 @contextmanager
 def transformers_quiet() -> Iterator[None]:
+    """Silences transformers' progress bars and warnings."""
     bars, level = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()

@@ -404,6 +404,7 @@ def policy_register(
 
 
 def _is_sound(file: Artifact) -> bool:
+    """True if an exported file exists and is unchanged."""
     path = registry.home_path(file.path)
     try:
         file_check(path, file.sha256, "it is exported again")

@@ -63,16 +63,19 @@ class Source:
 
     @property
     def tokenizer_folder(self) -> Path:
+        """The adapter's folder if it has a tokenizer, else the base's."""
         if self.adapter is not None and (self.adapter.path / "tokenizer_config.json").is_file():
             return self.adapter.path
         return self.base
 
     @property
     def name(self) -> str:
+        """Default name of the model: the adapter's folder, else the base's."""
         return (self.adapter.path if self.adapter is not None else self.base).name
 
     @property
     def chat_template(self) -> str | dict[str, str] | None:
+        """The template used in training: the adapter's, else the base's."""
         own = template_read(self.adapter.path) if self.adapter is not None else None
         return own or template_read(self.base)
 
@@ -92,6 +95,7 @@ class Source:
         return tokenizer
 
     def copy_tokenizer(self, target: Path) -> list[Path]:
+        """Copies the tokenizer's files, and writes the chat template if they have none."""
         copied = _copy(self.tokenizer_folder, target, TOKENIZER_FILES + TEMPLATE_FILES)
         if template_read(target) is None:
             template = self.chat_template or DEFAULT_CHAT_TEMPLATE

@@ -127,6 +127,7 @@ class BaseWeights:
         return _DTYPES[self._dtype[name]]
 
     def bytes(self, name: str) -> int:
+        """Stored size of a tensor."""
         return math.prod(self._shape[name]) * self.dtype(name).itemsize
 
     @property
@@ -135,6 +136,7 @@ class BaseWeights:
 
     @property
     def main_dtype(self) -> torch.dtype:
+        """Type of the largest tensor, taken as the model's."""
         return self.dtype(max(self._file, key=self.bytes))
 
     @property
@@ -142,6 +144,7 @@ class BaseWeights:
         return sum(math.prod(shape) for shape in self._shape.values())
 
     def tensor(self, name: str) -> torch.Tensor:
+        """A tensor as stored, on the CPU."""
         with _open_tensors(self._file[name]) as tensors:
             return tensors.get_tensor(name)
 

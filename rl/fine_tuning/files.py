@@ -43,10 +43,14 @@ class FineTuningRefused(ValueError):
 
 
 class UnknownObject(FineTuningRefused):
+    """There is no such file or job."""
+
     code = "not_found"
 
 
 class StorageFull(FineTuningRefused):
+    """The disk takes no file."""
+
     code = "pending"
 
 

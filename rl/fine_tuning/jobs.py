@@ -66,6 +66,8 @@ METHODS = {
 
 @dataclass(frozen=True)
 class JobOrder:
+    """Order of a job, its files found."""
+
     model: str
     training: TrainingFile
     validation: TrainingFile | None = None

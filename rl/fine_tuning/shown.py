@@ -47,6 +47,8 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Event:
+    """One event of a job."""
+
     id: str
     at: datetime
     message: str
@@ -76,6 +78,7 @@ def tuned_policy(job: FineTuningJob) -> Policy | None:
 
 
 def job_error(job: FineTuningJob) -> dict[str, object] | None:
+    """Why a job failed, or None."""
     if job_status(job) != "failed":
         return None
     refused = job.run.status == Status.REFUSED
@@ -132,6 +135,7 @@ def _method_of(job: FineTuningJob) -> tuple[str, Any]:
 
 
 def job_events(job: FineTuningJob) -> list[Event]:
+    """Everything that happened to a job, newest first."""
     return list(_events(job))[::-1]
 
 
@@ -181,6 +185,7 @@ def _events(job: FineTuningJob) -> Iterator[Event]:
 
 
 def verdict_of(policy: Policy) -> tuple[datetime | None, str]:
+    """The gate's verdict on a policy in words, and when it was judged."""
     gated = policy.events.filter(kind=PolicyEvent.Kind.GATED).first()
     verdict = policy_verdict(policy)
     words = verdict.words
@@ -236,10 +241,12 @@ def result_files(job: FineTuningJob) -> list[ResultFile]:
 
 
 def result_names(job: FineTuningJob) -> list[str]:
+    """Ids of a job's result files."""
     return [f"file-{job.key}-{what}" for what in ("metrics", "verdict")] if tuned_policy(job) else []
 
 
 def result_file_get(name: str, caller: str | None) -> ResultFile | None:
+    """The result file of an id, of one of the caller's jobs; None where there is none."""
     key, _, what = name.removeprefix("file-").partition("-")
     job = jobs_of(caller).filter(name=f"ftjob-{key[:40]}").first() if what else None
     return next((file for file in result_files(job) if file.id == name), None) if job else None

@@ -73,6 +73,7 @@ def points(share: float) -> str:
 
 
 def amount(effect: Effect, value: float) -> str:
+    """A difference with its unit."""
     return points(value) if effect.unit == "points" else f"{value:+.3f} {effect.unit}"
 
 
@@ -281,6 +282,7 @@ def items_of(stored: Sequence[Figures]) -> list[Item]:
 
 
 def table_of(cases: Sequence[Case]) -> tuple[int, int, int, int]:
+    """Counts of cases: both right, only the policy, only its rival, neither."""
     own_only = sum(bool(case.policy_score and not case.reference_score) for case in cases)
     other_only = sum(bool(case.reference_score and not case.policy_score) for case in cases)
     both = sum(bool(case.policy_score and case.reference_score) for case in cases)
@@ -288,6 +290,7 @@ def table_of(cases: Sequence[Case]) -> tuple[int, int, int, int]:
 
 
 def prompts_of(items: Sequence[Item]) -> int:
+    """Number of distinct held-out prompts among items."""
     rated = {item.prompt for item in items if isinstance(item, RatedAnswer)}
     return len(rated) + sum(isinstance(item, Case) for item in items)
 
@@ -340,6 +343,7 @@ def one_per_cluster(items: Sequence[Item], clusters: Sequence[str]) -> list[Item
 
 
 def _mean(name: str, group: Sequence[Item]) -> Item:
+    """Mean figures of a group, in all its slices and with all its raters."""
     rated = [item for item in group if isinstance(item, RatedAnswer)]
     if rated:
         slices = tuple(dict.fromkeys(one for item in group for one in item.slices))

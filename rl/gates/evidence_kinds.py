@@ -69,6 +69,7 @@ def telling_counts(counts: Mapping[str, int], alike: Collection[str]) -> dict[st
 
 
 def all_alike(values: Iterable[float]) -> bool:
+    """True if all values are equal; false without any."""
     return len(set(values)) == 1
 
 

@@ -177,6 +177,7 @@ def fields_text(figures: Figures) -> str:
 
 
 def fields_of(figures: Figures) -> Figures:
+    """An evaluation's figures of fields, by side; empty if answers have none."""
     return ((figures.get("evidence") or {}).get(CORRECTIONS) or {}).get("fields") or {}
 
 
@@ -285,10 +286,12 @@ class Share:
 
     @property
     def points(self) -> str:
+        """A difference of shares in percentage points, with its sign."""
         return f"{100 * self.value:+.1f}"
 
     @property
     def points_interval(self) -> str:
+        """Its interval in percentage points, with signs."""
         if self.low is None or self.high is None:
             return ""
         return f"{100 * self.low:+.1f} to {100 * self.high:+.1f}"
@@ -321,6 +324,7 @@ class Headline:
 
     @property
     def share(self) -> Share | None:
+        """The figure if it is a share and can be drawn."""
         return self.figure if self.unit == "points" else None
 
     @property

@@ -40,6 +40,7 @@ RULE_TITLES = {
     "off_policy": "Off-policy estimate",
     "benchmarks": "Benchmarks",
 }
+"""Rule -> its title on pages."""
 
 
 class GateError(ValueError):
@@ -132,6 +133,7 @@ class Case:
     """(slice, policy_score, reference_score) of slices that hold only some of a prompt's pairs."""
 
     def restrict_to_slice(self, name: str) -> Case:
+        """The case reduced to its pairs in a slice."""
         return next(
             (Case(own, other, (name,), self.raters) for part, own, other in self.parts if part == name), self
         )
@@ -325,6 +327,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RuleResult:
+    """Result of one rule, with its figures."""
+
     outcome: str
     words: str
     figures: Figures = field(default_factory=dict)
@@ -361,6 +365,7 @@ class GateReport:
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> GateReport | None:
+        """The report that a policy's event stores (`dump`); None where it stores none."""
         if "verdicts" not in stored:
             return None
         return cls(stored["to"], stored["against"], tuple(RuleResult(**one) for one in stored["verdicts"]))
@@ -375,13 +380,16 @@ class GateReport:
 
     @property
     def harmful(self) -> bool:
+        """True if a rule found harm, so that more evidence does not help."""
         return any(not verdict.waits for verdict in self.refusals)
 
     @property
     def reason(self) -> str:
+        """The refusing rules' words; empty if the gate opens."""
         return "; ".join(verdict.words for verdict in self.refusals)
 
     def dump(self) -> dict[str, object]:
+        """The report as JSON."""
         return {**dataclasses.asdict(self), "passed": self.passed}
 
 

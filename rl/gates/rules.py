@@ -418,6 +418,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def gate_judge(evidence: Evidence, bounds: GateBounds, to: str = CHAMPION) -> GateReport:
+    """Applies every rule, so that a refusal names all its reasons; benchmarks only if the bounds list any."""
     if to not in (CHALLENGER, CHAMPION):
         raise GateError(f"a gate opens to {CHALLENGER} or {CHAMPION}, found {to!r}")
     rules = (*RULES, rule_benchmarks) if bounds.benchmark_bounds else RULES

@@ -23,6 +23,8 @@ COMPARE, RATE, TRAIN, EVALUATE, PROMOTE = "compare", "rate", "train", "evaluate"
 
 @dataclass(frozen=True)
 class Action:
+    """The next action and its effort."""
+
     kind: str
     words: str
     answers: int = 0
@@ -32,10 +34,12 @@ class Action:
 
     @property
     def minutes(self) -> int:
+        """About how many minutes it takes; 0 without answers to rate."""
         return max(1, round(self.answers * SECONDS_AN_ANSWER / 60)) if self.answers else 0
 
 
 def action_of(kind: str, words: str, answers: int = 0) -> Action:
+    """An action whose words end with its effort."""
     if not answers:
         return Action(kind, words)
     minutes = Action(kind, words, answers).minutes
@@ -54,6 +58,8 @@ class VerdictBar:
 
 @dataclass(frozen=True)
 class Verdict:
+    """Result of a policy against its rival."""
+
     state: str
     """READY, WAITS, REFUSED, OPEN or SERVING."""
     result: str
@@ -74,6 +80,7 @@ class Verdict:
 
     @property
     def words(self) -> str:
+        """Result and standing, as commands and REST show them."""
         return " ".join(filter(None, [self.result, self.standing]))
 
 
@@ -230,6 +237,7 @@ def _sentence(result: RuleResult) -> str:
 
 
 def verdict_open(rival: str, *, newest: str = "") -> Verdict:
+    """Verdict of a policy that was not compared with what answers today."""
     standing = f"Not compared with {rival} yet."
     if newest:
         standing = f"Not compared with {rival} yet; its newest comparison is with {newest}."

@@ -183,6 +183,7 @@ def _stage(order: TrainOrder) -> StageEstimate:
 
 
 def _no_choice(agent: Agent, prepared: PreparedDataset) -> str:
+    """Reason that a linear policy cannot learn from a dataset; empty where it can."""
     try:
         answers_of(choices_of(prepared.rows("train"), agent).rows, agent)
     except LinearRefused as refusal:
@@ -255,6 +256,7 @@ STARTING_S = 40
 
 
 def seconds_of(expected: OrderEstimate) -> float:
+    """Seconds from a worker's taking an order to its policy."""
     return STARTING_S + 60 * expected.minutes
 
 

@@ -96,10 +96,12 @@ class TrainOrder:
 
     @property
     def feedback_source(self) -> dict[str, Any]:
+        """Source and smallest size of its feedback, as keyword arguments of `method_chosen`."""
         return {"min_samples": self.min_samples, "source": self.feedback_file}
 
     @property
     def initial_result(self) -> dict[str, object]:
+        """First TrainingRun.result of a run of this order, before it has figures."""
         return {"why": self.reason, "notes": [self.reason]} if self.reason else {}
 
 
@@ -110,6 +112,7 @@ def base_model_for(order: TrainOrder) -> str:
 
 
 def base_model_of(order: TrainOrder) -> BaseModel:
+    """The base model an order trains."""
     sections = ["continuous_learning"] if order.asked_by_learner else []
     given = order.base_model
     if order.method == "reward_model":
@@ -155,6 +158,7 @@ def _stored(path: Path | None) -> str:
 
 
 def order_of_queued(run: TrainingRun) -> TrainOrder:
+    """The order that `run_enqueue` entered."""
     home: Path = settings.RATCHET_HOME
     return TrainOrder(
         run.agent,
@@ -185,6 +189,7 @@ def run_dispatch(run: TrainingRun) -> None:
 
 
 def follow_up_dispatch(run: TrainingRun) -> None:
+    """Hand the evaluation of a finished run's policy to the workers."""
     async_task(
         "rl.tasks.follow_up",
         run.pk,

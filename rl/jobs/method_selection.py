@@ -468,6 +468,7 @@ EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 def _prepare(agent: str, kind: str, need: int, source: dict[str, Any]) -> PreparedDataset | None:
+    """The dataset of a kind, only counted; None where it is too small."""
     try:
         return prepare_training_dataset(agent, kind=kind, min_samples=need, dry_run=True, **source)
     except DatasetRefused:

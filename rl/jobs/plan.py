@@ -134,6 +134,7 @@ def dataset_prepare(
 
 
 def row_rules(recipe: BasicRecipe) -> RowRules:
+    """How a recipe asks for evidence to become rows."""
     return RowRules(
         reward_threshold=recipe.as_dict().get("reward_threshold") or None,
         sources=tuple(recipe.source_names) if isinstance(recipe, SFTRecipe) else FEEDBACK_SOURCES,

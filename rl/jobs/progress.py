@@ -32,6 +32,8 @@ HEARTBEAT_S = 2.0
 
 
 def phase_callback(progress: ProgressCallback | None) -> Callable[[str], None]:
+    """Callback that names a phase before there is a run to store it."""
+
     def phase(name: str) -> None:
         if progress is not None:
             progress(0, 0, name)
@@ -88,6 +90,7 @@ class StopRequest:
         """True while signals are handled by `stop_signals`."""
 
     def ask(self) -> None:
+        """Request it from another thread."""
         if self.signals:
             _thread.interrupt_main(signal.SIGTERM)
         else:

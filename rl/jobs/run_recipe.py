@@ -82,6 +82,7 @@ def memory_at_most(base_model: str, recipe: Recipe, sides: int) -> MemoryEstimat
 
 
 def base_parameters(base_model: str) -> int | None:
+    """Parameters of a base model, read from the headers of its files; None where it is not on this machine."""
     folder = base_folder(base_model)
     return sum(_parameters(file) for file in folder.glob("*.safetensors")) if folder is not None else None
 
@@ -97,6 +98,7 @@ def base_folder(base_model: str) -> Path | None:
 
 
 def _parameters(file: Path) -> int:
+    """Numbers in a safetensors file, by its header."""
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))
@@ -127,6 +129,7 @@ def recipe_for(order: TrainOrder, hardware: Hardware | None) -> tuple[str, Basic
 
 
 def _preset(order: TrainOrder, hardware: Hardware | None) -> str:
+    """The machine's preset; `cpu` for a small base model on any machine."""
     if hardware is None:
         return "default"
     parameters = base_parameters(base_model_for(order)) if hardware.device != "cpu" else None
@@ -138,6 +141,7 @@ GENERAL_WEIGHT = 1.0
 
 
 def _with_general_prompts(recipe: BasicRecipe, order: TrainOrder, named: Collection[str]) -> BasicRecipe:
+    """The recipe with a rehearsal of general prompts, where nobody named the knob: not of the bundled model."""
     known = isinstance(recipe, AnswerRecipe) and "general_weight" not in named
     if not known or base_model_for(order) == BUNDLED:
         return recipe
@@ -186,6 +190,7 @@ def recipe_sized(
 
 
 def _bytes(row: Row) -> int:
+    """Bytes of all text of a row: its prompt and its responses."""
     return sum(_text_bytes(row.get(part)) for part in ("prompt", "completion", "chosen", "rejected"))
 
 
@@ -239,6 +244,7 @@ def recipe_timed(
 
 
 def _judge_knobs(order: TrainOrder, named: Collection[str]) -> dict[str, Any]:
+    """Objective and architecture that fit the feedback, where nobody named them."""
     if {"objective", "architecture"} <= set(named):
         return {}
     chosen = method_chosen(

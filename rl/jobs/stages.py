@@ -80,6 +80,7 @@ class StageStopped(Exception):
 
 
 def stage_limits(knobs: Mapping[str, Any], share: float = STAGE_SHARE) -> dict[str, object]:
+    """Limits of a stage by its run's knobs: the same steps, and a `share` of the minutes."""
     limits: dict[str, Any] = {}
     if (steps := knobs.get("max_steps")) is not None and int(steps) > 0:
         limits["max_steps"] = int(steps)
@@ -106,17 +107,20 @@ def stages_of(run: TrainingRun) -> list[dict[str, object]]:
 
 
 def _result_name(stage: TrainingRun) -> str:
+    """Name of its policy or reward model; empty without one."""
     found = getattr(stage, "policy", None) or getattr(stage, "reward_model", None)
     return found.name if found else ""
 
 
 def memory_release() -> None:
+    """Free a stage's model before the next one is loaded."""
     gc.collect()
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def _started(run: TrainingRun, method: str) -> TrainingRun | None:
+    """The run's stage of this method, unless it was refused."""
     return run.stages.filter(method=method).exclude(status=Status.REFUSED).order_by("-pk").first()
 
 
@@ -135,6 +139,7 @@ def _trained(run: TrainingRun, runner: StageRunner, wanted: TrainingRun | TrainO
 
 
 def _settle(run: TrainingRun, note: str, **knobs: object) -> None:
+    """Stores knobs that a stage decided, with the reason."""
     run.recipe = {**run.recipe, **knobs}
     run.result = {**run.result, "why": "; ".join(filter(None, (run.result.get("why"), note)))}
     run.save(update_fields=["recipe", "result"])
@@ -247,15 +252,18 @@ def form_order(run: TrainingRun) -> TrainOrder | None:
 
 
 def _liked_answers(agent: str) -> list[str]:
+    """Answers that people wrote or liked, one per training prompt."""
     return [repr(row["completion"]) for row in _train_rows(agent, "corrections")]
 
 
 def _liked_enough(answers: list[str]) -> bool:
+    """True if there are enough answers and they are not all alike."""
     alike = max(Counter(answers).values(), default=0)
     return len(answers) >= MIN_LIKED_PROMPTS and alike <= MOST_ALIKE * len(answers)
 
 
 def _train_rows(agent: str, kind: str) -> list[Row]:
+    """Training rows of a kind; [] if there are too few."""
     try:
         return list(prepare_training_dataset(agent, kind=kind, dry_run=True).rows("train"))
     except DatasetRefused:
@@ -266,6 +274,7 @@ def _train_rows(agent: str, kind: str) -> list[Row]:
 
 
 def waits_for_reward_model(run: TrainingRun) -> bool:
+    """True if the run's rewards name `auto`, which no reward model has replaced yet."""
     return AUTO in _specs(run)
 
 
@@ -297,6 +306,7 @@ def reward_model_resolve(run: TrainingRun, runner: StageRunner) -> RewardModelVe
 
 
 def _coin(run: TrainingRun, found: RewardModelVersion) -> str:
+    """Why there is no reward to learn from, and what to do."""
     return (
         f"--reward auto: no reward model of {run.agent} ranks held-out feedback better than chance ({found.name} "
         f"{ranking_text(found.ranking)}; "

@@ -62,6 +62,8 @@ def dies_with_parent() -> Callable[[], None] | None:
 
 @dataclass
 class Service:
+    """One of the processes."""
+
     name: str
     command: list[str]
     process: subprocess.Popen[bytes] | None = None
@@ -81,6 +83,7 @@ class Service:
         logger.info("%s started as process %s", self.name, self.process.pid)
 
     def check(self) -> None:
+        """Start it again where it died and its pause is over."""
         now = time.monotonic()
         if self.process is not None and self.process.poll() is not None:
             self.deaths = 0 if now - self.started > STEADY_S else self.deaths
@@ -146,6 +149,7 @@ def port_wait(host: str, port: int) -> None:
 
 
 def port_answers(host: str, port: int) -> bool:
+    """True if something listens there."""
     try:
         with socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), timeout=0.2):  # noqa: S104
             return True

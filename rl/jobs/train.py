@@ -110,10 +110,12 @@ def train(
 
 
 def train_queued(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, object]:
+    """Train a run that `run_enqueue` entered. What refuses it is raised, and stands as the run's reason."""
     return _train_entered(run_id, progress, actor=actor, resume=False)
 
 
 def train_resume(run_id: int, progress: ProgressCallback | None = None, *, actor: str) -> dict[str, Any]:
+    """Go on with a run that was killed, cancelled or failed, from its last whole checkpoint, with its own recipe."""
     return _train_entered(run_id, progress, actor=actor, resume=True)
 
 
@@ -295,6 +297,7 @@ def _stages_first(
 
 
 def _stopped_between_steps(run: TrainingRun, where: str, *, cancelled: bool = False) -> dict[str, object]:
+    """End a run that was stopped in a stage or outside its steps, and report it."""
     _run_stop(run, where, cancelled=cancelled)
     return {
         "run": run.pk,
@@ -335,6 +338,8 @@ T = TypeVar("T")
 
 
 class ProcessGroup(Protocol):
+    """Interface of `rl.training.run`."""
+
     @property
     def main(self) -> bool: ...
 
@@ -342,6 +347,8 @@ class ProcessGroup(Protocol):
 
 
 class SingleProcess:
+    """The only process there is."""
+
     main = True
 
     def agree(self, said: T) -> T:

@@ -84,6 +84,7 @@ def prompt_features(messages: Sequence[Message], families: Sequence[str] = (WORD
 
 
 def message_text(message: Message) -> str:
+    """The text of a message, cut to MOST_CHARACTERS; its content may be a list of parts."""
     content = message.get("content")
     if isinstance(content, list):
         content = " ".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))

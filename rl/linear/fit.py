@@ -73,6 +73,8 @@ TOO_MANY = (
 
 @dataclass(frozen=True)
 class FittedPolicy:
+    """A trained policy with the figures of its training."""
+
     policy: LinearPolicy
     metrics: dict[str, float]
     """`loss`: cross-validated, nats per row. `cv_accuracy`: share of held-out rows predicted."""
@@ -81,6 +83,7 @@ class FittedPolicy:
 
     @property
     def words(self) -> str:
+        """The fit in words, for a run's record."""
         policy, facts = self.policy, self.policy.facts
         if policy.mode == FIELDS:
             return f"a classifier for each of {len(policy.parts)} fields, from {facts['prompts']:,} prompts"
@@ -315,6 +318,7 @@ def _order_of(objects: Sequence[Mapping[tuple[str, ...], object]]) -> Any:
 
 
 def _constant(agent: Agent, value: str) -> LinearPolicy:
+    """A policy with one answer."""
     return LinearPolicy(
         agent=agent.slug,
         mode=CLOSED,

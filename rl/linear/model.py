@@ -32,6 +32,7 @@ from rl.linear.features import (
 )
 
 WEIGHTS = "linear_policy.json"
+"""File name in a policy's folder."""
 
 FORMAT = "ratchet-linear-1"
 
@@ -63,6 +64,7 @@ class FieldPlace:
     """JSON text of the item; empty for a whole field."""
 
     def value_in(self, found: Mapping[tuple[str, ...], object]) -> str:
+        """The field's value among an answer's leaves."""
         if self.path not in found:
             return ABSENT if not self.item else "false"
         value = found[self.path]
@@ -148,6 +150,7 @@ class LinearPolicy:
         return list(dict.fromkeys(map(self._object, chosen)))
 
     def _object(self, values: Sequence[str]) -> str:
+        """The answer with these values in its fields."""
         lists: dict[tuple[str, ...], list[object]] = {}
         found: list[tuple[tuple[str, ...], object]] = []
         for (place, _), value in zip(self.parts, values, strict=True):
@@ -166,6 +169,7 @@ class LinearPolicy:
         return float(sum(known[place] for place in places)) if places else None
 
     def row_scores(self, features: Features) -> Vector:
+        """Weighted sum of a prompt's features per answer feature."""
         present = [(self._column[name], value) for name, value in features.items() if name in self._column]
         if not present:
             return self.bias
@@ -174,6 +178,7 @@ class LinearPolicy:
         return found
 
     def features_of(self, answer: str) -> tuple[str, ...]:
+        """Features of an answer, independent of blanks and JSON spacing."""
         text = answer_plain(answer)
         return features_read(text, self.mode, self.families)
 
@@ -233,6 +238,7 @@ class LinearPolicy:
 
     @property
     def words(self) -> tuple[object, ...]:
+        """Every text it holds: prompt features, answer features, answers, fields."""
         return (
             self.columns,
             self.rows,
@@ -255,6 +261,7 @@ class LinearPolicy:
         )
 
     def save(self, folder: Path) -> Path:
+        """Writes the file into a folder, atomically."""
         content = {"format": FORMAT, **self._body()}
         folder.mkdir(parents=True, exist_ok=True)
         path, half = folder / WEIGHTS, folder / f".{WEIGHTS}.{os.getpid()}"
@@ -332,6 +339,7 @@ def _short(value: float) -> float:
 
 
 def log_softmax(scores: Sequence[float]) -> list[float]:
+    """Scores minus the log of the sum of their exponentials."""
     best = max(scores)
     total = best + math.log(math.fsum(math.exp(score - best) for score in scores))
     return [score - total for score in scores]

@@ -41,6 +41,8 @@ class LinearRefused(ValueError):
 
 @dataclass(frozen=True)
 class LinearChoice:
+    """One row: a prompt and the feedback on answers to it."""
+
     messages: Sequence[Message]
     answer: str
     """The preferred, valued or right answer."""
@@ -138,6 +140,7 @@ def _value_row(completion: object, value: float) -> dict[str, object] | None:
 
 
 def single_text(completion: object) -> str | None:
+    """A response as one text; None if it is several messages."""
     if isinstance(completion, str):
         return completion
     if (
@@ -272,6 +275,7 @@ class Design:
 def answer_rows(
     rows: Sequence[LinearChoice], answers: Answers, families: tuple[str, ...] = ()
 ) -> dict[str, int]:
+    """Answer feature -> its row of weights; parts of answers must occur at least twice."""
     if answers.mode == CLOSED and VALUES not in families:
         return {f"is {answer_plain(answer)}": place for place, answer in enumerate(answers.vocabulary)}
     counts: Counter[str] = Counter()
@@ -468,6 +472,7 @@ def _difference(own: Sequence[int], other: Sequence[int]) -> list[tuple[int, flo
 
 
 def _sparse(rows: Sequence[Sequence[tuple[int, float]]], width: int) -> Sparse:
+    """Rows of (column, value) as a sparse matrix [rows, width], width at least 1."""
     indptr = np.cumsum([0, *map(len, rows)])
     entries = [entry for row in rows for entry in row]
     columns = np.array([column for column, _ in entries], dtype=np.int64)

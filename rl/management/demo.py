@@ -113,6 +113,8 @@ NEW: Wordings = {
 
 @dataclass(frozen=True)
 class Ticket:
+    """A customer's message and the right answer to it."""
+
     text: str
     queue: str
     urgent: bool
@@ -288,6 +290,8 @@ class DemoAnswers:
 
 @dataclass(frozen=True)
 class ModelDemo:
+    """Result of the loop."""
+
     model: str
     policy: str
     promoted: bool
@@ -362,6 +366,7 @@ def _decisions_import(count: int) -> None:
 
 
 def _exported(policy: str, form: str, quantization: str, progress: ProgressReporter) -> dict[str, Any]:
+    """The GGUF file of an export, with its check."""
     order = ExportOrder(policy=policy, format=form, quantization=quantization, actor=ACTOR)
     made = export(order, progress.update)
     file = next(file for file in made["files"] if str(file["path"]).endswith(".gguf"))

@@ -26,6 +26,7 @@ ALL = 2_000
 """Default number of scenarios with a taste other than the built-in one."""
 
 BATCH = 500
+"""Decisions written per transaction."""
 
 
 class SimulationRefused(ValueError):

@@ -127,6 +127,7 @@ class TrainCommand(RatchetCommand[TrainOptions, Result]):
 
     @property
     def _knobs(self) -> dict[str, str]:
+        """Knob with an option -> its help."""
         has = self.row.presets["default"].as_dict()
         return {knob: text for knob, text in SHARED_KNOBS.items() if knob in has} | dict(self.row.options)
 

@@ -19,6 +19,7 @@ _definition_cache: TTLCache[dict[str, Agent]] = TTLCache(size=1)
 
 
 def agent_defined(slug: str) -> Agent | None:
+    """The defined agent of a slug, or None; cached for FEEDBACK_REMEMBER_S seconds."""
     return _definition_cache.get("all", _definitions).get(slug)
 
 

@@ -214,6 +214,7 @@ class Arm(models.Model):
 
     @property
     def key(self) -> str:
+        """The arm's name in decisions."""
         return f"{self.experiment.name}/{self.name}"
 
     @property

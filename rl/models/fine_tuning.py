@@ -62,6 +62,7 @@ class TrainingFile(models.Model):
 
     @property
     def stored_path(self) -> str:
+        """Path relative to RATCHET_HOME."""
         return f"{FOLDER}/{self.name}.jsonl"
 
 
@@ -89,6 +90,7 @@ class FineTuningJob(models.Model):
 
     @property
     def key(self) -> str:
+        """The id without its beginning."""
         return self.name.partition("-")[2]
 
     @property
@@ -99,10 +101,12 @@ class FineTuningJob(models.Model):
 
 
 def is_tuned_name(model: str) -> bool:
+    """True for a fine-tuned model's name. An agent may be called `ft`: `ft:base` is not such a name."""
     return model.startswith(TUNED) and model.count(":") == TUNED_PARTS - 1
 
 
 def job_of_model(model: str) -> FineTuningJob | None:
+    """The job whose policy has this name, whatever became of it."""
     number = model.rpartition(":")[2]
     if not is_tuned_name(model) or not number.isalnum():
         return None
@@ -111,11 +115,13 @@ def job_of_model(model: str) -> FineTuningJob | None:
 
 
 def policy_of_model(model: str) -> str:
+    """The policy that answers to a fine-tuned model's name; empty where there is none."""
     job = job_of_model(model)
     policies = Policy.objects.filter(run=job.run) if job else Policy.objects.none()
     return policies.values_list("name", flat=True).first() or ""
 
 
 def tuned_models() -> dict[str, str]:
+    """Policy -> name of the fine-tuned model that it is."""
     jobs = FineTuningJob.objects.filter(run__policy__isnull=False).select_related("run__policy")
     return {job.run.policy.name: job.tuned_model for job in jobs}

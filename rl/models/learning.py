@@ -25,6 +25,7 @@ BOUNDS = GateBounds()
 
 
 def method_choices() -> list[tuple[str, str]]:
+    """Methods by which an agent may learn by itself."""
     return [("auto", "auto: chosen by the feedback"), *((slug, slug) for slug in (*policy_methods(), *PLANS))]
 
 
@@ -277,6 +278,7 @@ def learner_checked(wanted: LearnerSettings) -> LearnerSettings:
 
 
 def learner_settings(agent: str) -> LearnerSettings:
+    """The agent's row, or unsaved defaults."""
     stored = LearnerSettings.objects.filter(agent=agent).first()
     if stored is not None:
         return stored

@@ -201,12 +201,14 @@ class Policy(models.Model):
 
     @property
     def title(self) -> str:
+        """Name for sentences; of a recorded policy its app's name for it."""
         if self.kind != self.Kind.RECORDED:
             return self.name
         return self.recorded_as.strip() or APP_MODEL
 
     @property
     def has_files(self) -> bool:
+        """True of policies trained here, with weights on disk."""
         return self.kind in (self.Kind.ADAPTER, self.Kind.LINEAR)
 
 
@@ -238,6 +240,8 @@ class Evaluation(models.Model):
 
 
 class Artifact(models.Model):
+    """A file or folder exported from a policy."""
+
     policy = models.ForeignKey(Policy, on_delete=models.PROTECT, related_name="artifacts")
     format = models.CharField(max_length=16)
     quantization = models.CharField(max_length=16, blank=True)
@@ -402,6 +406,7 @@ class JudgingRound(models.Model):
 
     @property
     def is_open(self) -> bool:
+        """True while its pairs can be judged."""
         return self.status in (self.Status.ANSWERING, self.Status.RUNNING)
 
 

@@ -22,6 +22,7 @@ LEARNER = "online learner"
 
 
 def method_title(slug: str) -> str:
+    """A training method's name as people write it: DPO, Reward model."""
     words = slug.replace("_", " ")
     return words.capitalize() if words != slug or slug == "linear" else slug.upper()
 
@@ -230,10 +231,12 @@ class TrainingRun(models.Model):
 
     @property
     def is_unfinished(self) -> bool:
+        """True if it is at work, or waits for a worker."""
         return self.status in (self.Status.QUEUED, self.Status.RUNNING)
 
     @property
     def reason_and_step(self) -> str:
+        """The reason, and what to do about it."""
         return f"{self.reason}: {self.next_step}" if self.next_step else self.reason
 
     @property
@@ -266,6 +269,8 @@ class TrainingRun(models.Model):
 
 
 class RunMetric(models.Model):
+    """Figures of one optimiser step."""
+
     run = models.ForeignKey(TrainingRun, on_delete=models.CASCADE, related_name="metrics")
     step = models.PositiveIntegerField()
     values = models.JSONField(

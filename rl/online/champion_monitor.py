@@ -64,6 +64,7 @@ class Look:
 
 
 def champions_watch() -> list[str]:
+    """Look at every champion that is due and roll back worse ones; returns a line per action."""
     done = []
     for champion in Policy.objects.filter(stage=Stage.CHAMPION).order_by("agent"):
         if not champion.has_files:
@@ -134,6 +135,7 @@ def worse_by_chance(own: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _verdicts(policy: Policy, since: PolicyEvent | None = None) -> list[float]:
+    """Mean verdict per rated decision, oldest first."""
     values_by_unit: dict[object, list[float]] = {}
     recorded = policy.kind == Policy.Kind.RECORDED
     name = policy.recorded_as if recorded else policy.name

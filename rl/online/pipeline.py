@@ -53,6 +53,8 @@ ACTOR = "pipeline"
 
 @dataclass(frozen=True)
 class FollowUpOptions:
+    """What to do with a policy after its evaluation."""
+
     gate: str = "champion"
     export: bool = True
     deploy: bool = False
@@ -241,6 +243,7 @@ class TrainingPipeline:
     actor: str = "run_pipeline"
 
     def run_full_pipeline(self, progress: Progress | None = None) -> PipelineResult:
+        """Train and follow up. Resume a stopped run with `train_<method> --resume`."""
         trained = self.train(progress)
         if trained["status"] != "succeeded":
             raise RunRefused(
@@ -251,6 +254,7 @@ class TrainingPipeline:
 
     @cached_property
     def plan(self) -> TrainingPlan:
+        """The planned trainings with their reasons."""
         base_model = base_model_wanted(self.agent, self.method, base_model=self.base_model)
         plan = training_plan(self.agent, self.method, base_model=base_model)
         if not plan.main.definition.policy:
@@ -287,6 +291,7 @@ class TrainingPipeline:
         return order
 
     def dry_run(self, progress: Progress | None = None) -> list[dict[str, Any]]:
+        """Counts, steps, minutes and memory of each planned training, without training."""
         plans: list[dict[str, Any]] = []
         # The main run first, because its limits apply to its stage.
         for training in reversed(self.plan.trainings):
@@ -305,6 +310,7 @@ class TrainingPipeline:
         return _with_kept(train.train(self.order(self.plan.main), progress), progress)
 
     def follow(self, trained: Mapping[str, object], progress: Progress | None = None) -> PipelineResult:
+        """Evaluate, gate, export and deploy the trained policy."""
         policy = Policy.objects.get(name=trained["policy"])
         return policy_follow(policy, FollowUpOptions.of(learner_settings(self.agent)), progress)
 

@@ -181,6 +181,7 @@ class Recipe(BasicRecipe):
 
     @property
     def trained_copies(self) -> int:
+        """Sets of weights trained at once; actor-critic methods have two."""
         return 1
 
     @property
@@ -304,6 +305,7 @@ class Method:
         return type(self.presets["default"])
 
     def preset(self, wanted: str) -> str:
+        """The preset of that name; `default` if the method lacks it."""
         return wanted if wanted in self.presets else "default"
 
 
@@ -344,6 +346,7 @@ class AdapterRecipe(Recipe):
             raise RecipeError("start_from must be base, champion or the name of a policy, found nothing")
 
     def warm_up(self, responses: int) -> int:
+        """Optimiser steps of the warm-up on this many judged responses."""
         return min(self.warm_up_steps, MOST_WARM_UP_PASSES * math.ceil(self._steps_per_epoch(responses)))
 
 

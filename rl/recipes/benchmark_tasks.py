@@ -75,6 +75,7 @@ def bundled_names() -> list[str]:
 
 
 def task_names() -> list[str]:
+    """Names of tasks that need no path: bundled ones, then plugins'."""
     return [*bundled_names(), *BENCHMARKS]
 
 
@@ -121,6 +122,7 @@ def _configuration_file(folder: Path) -> Path:
 
 
 def _configuration(file: Path, text: bytes) -> dict[str, object]:
+    """A task's configuration: an object with a name."""
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -171,6 +173,7 @@ def _read(file: Path, source: str) -> TaskFolder:
 
 
 def _item_files(config: Mapping[str, Any], file: Path) -> dict[str, Path]:
+    """Split -> its file, beside the YAML."""
     files = (config.get("dataset_kwargs") or {}).get("data_files")
     if config.get("dataset_path") != "json" or not files:
         raise TaskRefused(

@@ -29,6 +29,7 @@ class Metric:
 
     @property
     def outcome(self) -> str:
+        """Name of the outcome; empty for other metrics."""
         return self.name.removeprefix(OUTCOME) if self.name.startswith(OUTCOME) else ""
 
 

@@ -207,6 +207,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], parameters: int) -> Self:
+        """The shape in a model's configuration (config.json)."""
         text = config.get("text_config") or config
         hidden = int(text.get("hidden_size") or text["n_embd"])
         return cls(
@@ -260,6 +261,7 @@ def memory_of(
 
 
 def trained_bytes(shape: ModelShape, recipe: Recipe) -> float:
+    """Bytes of what is trained, in float32: weight, gradient, two moments; of a reference the weight alone."""
     width = 8 * shape.hidden_size + 3 * (shape.hidden_size + shape.middle)
     trained = shape.layers * recipe.lora_r * width
     return trained * (16.0 * recipe.trained_copies + 4.0 * recipe.has_adapter_reference)

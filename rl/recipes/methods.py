@@ -47,6 +47,7 @@ DOTTED_PATH = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 
 
 def policy_methods() -> list[str]:
+    """Methods whose runs make a policy."""
     return [slug for slug, method in METHODS.items() if method.policy]
 
 

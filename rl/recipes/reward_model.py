@@ -48,6 +48,7 @@ class RewardModelRecipe(Recipe):
         return min(rows, 1) if self.is_linear else super().steps(rows)
 
     def fit_to_rows(self, rows: int) -> Self:
+        """A copy whose passes fit `rows` training rows; unchanged for a linear fit."""
         return self if self.is_linear else super().fit_to_rows(rows)
 
 

@@ -56,6 +56,7 @@ class SFTRecipe(AnswerRecipe):
 
     @property
     def is_taught(self) -> bool:
+        """True if demonstrations are made from judged answers."""
         return self.feedback != "corrections"
 
     def micro_batch(self, tokens: float, longest: int, room: float) -> dict[str, int]:

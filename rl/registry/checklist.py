@@ -69,6 +69,7 @@ class GateChecklist:
 
     @property
     def conditions(self) -> int:
+        """Number of rules that apply."""
         return len(self.unmet) + len(self.passed_rules)
 
 
@@ -83,6 +84,7 @@ class Promotion:
 
     @property
     def primary(self) -> str:
+        """Stage of the main button; empty if no gate opens."""
         return next((check.stage for check in self.checks if check.opens), "")
 
     @property
@@ -152,6 +154,7 @@ def policy_verdict(policy: Policy) -> Verdict:
 
 
 def _caveats(agent: str, evaluation: Evaluation | None) -> list[str]:
+    """What no rule of the gate asks for and a person should know before a promotion."""
     figures = evaluation.figures if evaluation else {}
     share = figures.get("simulated_share") or 0.0
     simulated = (
@@ -175,6 +178,7 @@ def _judge(policy: Policy, to: str, evaluation: Evaluation) -> tuple[Evidence, G
 
 
 def promotion_of(policy: Policy, *, may_move: bool) -> Promotion:
+    """A policy's possible moves; none for somebody who may only read."""
     moves = MOVES[policy.stage] if may_move else ()
     if (
         policy.kind == Policy.Kind.RECORDED
@@ -185,6 +189,7 @@ def promotion_of(policy: Policy, *, may_move: bool) -> Promotion:
 
 
 def gate_checklists(policy: Policy, stages: Sequence[str]) -> list[GateChecklist]:
+    """The checklists of the stages that have a gate: champion, challenger."""
     evaluation = comparison_newest(policy)
     return [gate_checklist(policy, to, evaluation) for to in (CHAMPION, CHALLENGER) if to in stages]
 
@@ -235,6 +240,7 @@ def _of_report(
 
 
 def rule_title(rule: str, to: str) -> str:
+    """Title of a rule; a challenger must only be no worse."""
     if rule == "accuracy" and to == CHALLENGER:
         return "Not worse than what it replaces"
     return RULE_TITLES.get(rule, rule)

@@ -131,6 +131,8 @@ CLOSE = 1e-9
 
 @dataclass(frozen=True)
 class HeldOutAnswer:
+    """One held-out prompt with both answers."""
+
     messages: Sequence[Message]
     answer: str
     reference_answer: str
@@ -199,6 +201,7 @@ def _answer_pair(stored: StoredAnswer, leaning: float | None, *, known: bool) ->
 
 
 def _leanings(evaluation: Evaluation) -> dict[str, float]:
+    """Prompt -> above 0 if the leading evidence favours the policy, below 0 if its rival; ties are left out."""
     kind = evaluation.figures.get("carried_by", PAIRS)
     stored: StoredEvidence = evaluation.evidence
     items = stored.get("cases", ()) if kind == PAIRS else stored.get("others", {}).get(kind, ())

@@ -43,6 +43,7 @@ def refusal(agent: str) -> str:
 
 
 def artifacts_trained(agent: str) -> dict[str, list[object]]:
+    """Successful runs and policies of an agent."""
     runs = TrainingRun.objects.filter(agent=agent, status=TrainingRun.Status.SUCCEEDED)
     trained = Policy.objects.filter(agent=agent, kind__in=(Policy.Kind.ADAPTER, Policy.Kind.LINEAR))
     return {
@@ -79,6 +80,7 @@ def delete(agent: str) -> None:
 
 
 def files_note(agent: str, paths: Sequence[str]) -> None:
+    """Writes down the files of an agent that is about to be deleted, to resume after a crash."""
     note = _note(agent)
     note.parent.mkdir(parents=True, exist_ok=True)
     half = note.with_name(f".{note.name}.half")
@@ -118,6 +120,7 @@ def _note(agent: str) -> Path:
 
 
 def _owned_path(text: str) -> Path | None:
+    """A stored path relative to RATCHET_HOME, if it exists inside one of DATA_FOLDERS."""
     path = (_home() / text).resolve()
     home = _home().resolve()
     if not path.exists() or not path.is_relative_to(home):
@@ -153,6 +156,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _remove_empty(folder: Path) -> None:
+    """Removes a folder and its subfolders as far as they are empty; never one of RATCHET_HOME's own."""
     if not folder.is_dir() or folder.parent in (_home(), _home().parent):
         return
     for inner in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):

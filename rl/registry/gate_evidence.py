@@ -53,6 +53,7 @@ def policy_judge(policy: Policy, to: str = CHAMPION) -> GateReport | None:
 
 
 def evaluation_judged(policy: Policy, evaluation: Evaluation, to: str) -> tuple[Evidence, GateReport]:
+    """Evidence of a comparison, and its gate report."""
     bounds = gate_bounds(policy.agent)
     evidence = evidence_of(evaluation)
     if listed := bounds.benchmark_bounds:
@@ -67,6 +68,7 @@ def rival_name(policy: Policy) -> str:
 
 
 def rival_title(name: str) -> str:
+    """Title of an opponent for readers."""
     if name == "base":
         return "the base model"
     policy = Policy.objects.filter(name=name).first()
@@ -74,6 +76,7 @@ def rival_title(name: str) -> str:
 
 
 def comparison_newest(policy: Policy) -> Evaluation | None:
+    """The policy's newest evaluation on the holdout against its rival."""
     return (
         policy.evaluations.filter(split="holdout", against=rival_name(policy))
         .select_related("snapshot", "policy")
@@ -195,11 +198,13 @@ def order_facts(
 
 
 def holdout_prompts(agent: str, hashes: Collection[str]) -> int:
+    """How many of these prompts are in the agent's holdout."""
     held_out = PromptSplit.objects.filter(agent=agent, split=PromptSplit.Split.HOLDOUT)
     return sum(held_out.filter(prompt_hash__in=chunk).count() for chunk in chunks(set(hashes)))
 
 
 def _champion_since(agent: str, name: str) -> datetime.datetime | None:
+    """When a policy became champion; None for the base model, and for one that never was."""
     moves = PolicyEvent.objects.filter(policy__agent=agent, policy__name=name, to_stage=Policy.Stage.CHAMPION)
     return moves.order_by("-pk").values_list("created_at", flat=True).first()
 
@@ -215,10 +220,12 @@ NO_MODEL = {
 
 
 def no_benchmarks(policy: Policy) -> str:
+    """Why benchmarks do not apply to a policy; empty if they do."""
     return NO_MODEL.get(Policy.Kind(policy.kind), "")
 
 
 def benchmarks_newest(policy: Policy, tasks: Sequence[str] | None = None) -> list[BenchmarkResult]:
+    """The newest result of each task (or of `tasks`), by name; items are loaded only if tasks are named."""
     rows = policy.benchmarks.order_by("-pk")
     rows = rows.defer("items") if tasks is None else rows.filter(task__in=tasks)
     newest: dict[str, BenchmarkResult] = {}
@@ -244,6 +251,7 @@ def benchmark_stale(result: BenchmarkResult) -> str:
 
 
 def benchmark_command(policy: Policy, task: str, source: str = BUNDLED) -> str:
+    """The command that runs a task for a policy."""
     spec = task if source in (BUNDLED, INSTALLED, HUB) else source
     hub = " --hub" if source == HUB else ""
     return f"{PROGRAM} benchmark_model --policy {policy.name} --tasks {spec}{hub}"
@@ -290,6 +298,7 @@ def benchmark_summary(result: BenchmarkResult) -> dict[str, object]:
 
 
 def benchmark_text(result: BenchmarkResult) -> str:
+    """A result in one sentence."""
     own, base, difference = (result.figures[part] for part in ("own", "base", "difference"))
     return (
         f"{result.task} ({result.metric}): {100 * own['value']:.1f} % ± {100 * own['stderr']:.1f}, base "

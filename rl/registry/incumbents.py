@@ -73,6 +73,7 @@ def incumbent_sync(agent: str) -> Policy | None:
 
 
 def recorded_answers(policy: Policy, prompt_hashes: Collection[str]) -> dict[str, str]:
+    """Prompt hash -> the newest recorded answer of a policy."""
     hashes = sorted(set(prompt_hashes))
     found: dict[str, str] = {}
     if policy.kind == Kind.RECORDED:
@@ -89,6 +90,7 @@ _synced: StampedCache[int] = StampedCache()
 
 
 def incumbents_sync(counts: Mapping[str, FeedbackCounts]) -> None:
+    """`incumbent_sync` for each agent with decisions since this process last looked."""
     for agent, one in counts.items():
         _synced.get_unless(agent, one.decisions, partial(_sync, agent))
 

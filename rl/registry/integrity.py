@@ -32,6 +32,8 @@ _telling = threading.Lock()
 
 @dataclass(frozen=True)
 class Damage:
+    """One file or folder that was compared with its record."""
+
     what: str
     """Owner of the file: `policy widgets-v3`, `snapshot 7`."""
     kind: str
@@ -49,6 +51,7 @@ class Damage:
 
 
 def weights_name(kind: str) -> str:
+    """Name of the weights file of a policy's kind or a reward model's architecture."""
     return LINEAR_WEIGHTS if kind == Policy.Kind.LINEAR else WEIGHTS
 
 
@@ -117,11 +120,13 @@ def base_fault_of(policy: Policy) -> str:
 
 
 def damage_notify(damage: FileDamaged, whose: str) -> None:
+    """Logs a damaged file and sends a notice in the background, once per process and state of the file."""
     facts = {"path": str(damage.path), "expected": damage.expected, "found": damage.found}
     _tell(f"{damage.path}:{damage.found}", "artifact_damaged", f"{whose}: {damage}", **facts)
 
 
 def stand_in_notify(agent: str, intended: str, answered: str) -> None:
+    """Logs which policy answers in place of a damaged one and sends a notice, once per process and pair."""
     text = (
         f"{agent}: the file of {intended} is damaged; {answered} answers in its place until it is restored. "
         f"For details: {PROGRAM} policy verify {intended}"

@@ -104,6 +104,7 @@ def drifts(audited: Sequence[tuple[float, float]]) -> bool:
 
 
 def _people_said(judging: JudgingRound) -> dict[uuid.UUID, int]:
+    """Pair -> 1, 0 or -1, of the pairs with all their judgements, in the order in which people judged."""
     votes: dict[uuid.UUID, list[int]] = {}
     rows = PairJudgement.objects.filter(pair__round=judging).order_by("id")
     for pair, preference in rows.values_list("pair", "preference"):

@@ -42,6 +42,8 @@ class JudgingRefused(ValueError):
 
 @dataclass(frozen=True)
 class RoundCounts:
+    """Counts of a round, in prompts."""
+
     wins: int = 0
     losses: int = 0
     ties: int = 0
@@ -81,13 +83,16 @@ class RoundStanding:
 
     @property
     def interval(self) -> Interval:
+        """Win share among decided prompts."""
         return Interval(self.share.value, self.share.low, self.share.high, self.share.decided)
 
     def dump(self) -> dict[str, object]:
+        """Counts and interval, as stored at the end."""
         return {**asdict(self.counts), "share": asdict(self.interval)}
 
     @property
     def minutes(self) -> int:
+        """About how many minutes they take."""
         return minutes_of(self.further or 0)
 
     def words(self, policy: str, opponent: str) -> str:
@@ -141,10 +146,12 @@ def round_get(pk: int) -> JudgingRound:
 
 
 def rounds_of(policy: Policy) -> QuerySet[JudgingRound]:
+    """The rounds of a policy, newest first."""
     return JudgingRound.objects.filter(policy=policy).select_related("opponent").order_by("-pk")
 
 
 def round_standing(judging: JudgingRound) -> RoundStanding:
+    """Counts and verdict of a round: stored if it ended, else of the judgements so far."""
     counts = (
         RoundCounts(**{name: judging.result[name] for name in asdict(RoundCounts())})
         if judging.status == Status.ENDED and judging.result
@@ -278,11 +285,13 @@ def pair_next(judging: JudgingRound, rater: str, skip: Collection[str] = ()) -> 
 
 
 def pairs_standing(judging: JudgingRound) -> QuerySet[JudgedPair]:
+    """Pairs to judge: different answers, and a decision that was not withdrawn."""
     standing = Decision.objects.filter(pk=OuterRef("decision"), withdrawal=None)
     return judging.pairs.filter(Exists(standing), same=False)
 
 
 def pair_get(judging: JudgingRound, pk: str, rater: str) -> ShownPair | None:
+    """A pair of the round by id; None if there is none."""
     try:
         pair = judging.pairs.filter(pk=uuid.UUID(pk), same=False).first()
     except ValueError:
@@ -291,6 +300,7 @@ def pair_get(judging: JudgingRound, pk: str, rater: str) -> ShownPair | None:
 
 
 def pair_shown(pair: JudgedPair, rater: str) -> ShownPair | None:
+    """The pair with the sides this rater sees; None if its decision was withdrawn or erased."""
     decision = Decision.objects.filter(pk=pair.decision, withdrawal=None).first()
     if decision is None:
         return None
@@ -310,6 +320,7 @@ class ComparedPair:
 
 
 def pairs_judged(judging: JudgingRound) -> list[ComparedPair]:
+    """Pairs with all their judgements, losses first."""
     found = []
     for pair in judging.pairs.filter(same=False).prefetch_related("judgements"):
         given = [WORTH[Preference(row.preference)] for row in pair.judgements.all()][: judging.raters]
@@ -344,6 +355,7 @@ def judgement_submit(pair: JudgedPair, rater: str, preference: str) -> PairJudge
 
 
 def judgement_undo(judging: JudgingRound, rater: str) -> JudgedPair | None:
+    """Withdraws the rater's newest judgement of an open round. Returns its pair, or None."""
     if not judging.is_open:
         return None
     rows = PairJudgement.objects.filter(pair__round=judging, rater=rater).select_related("pair")

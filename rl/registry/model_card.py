@@ -210,6 +210,7 @@ def _limits(policy: Policy, run: TrainingRun | None) -> list[str]:
 
 
 def card_write(policy: Policy) -> Path | None:
+    """Writes the card as README.md beside the adapter; returns None if its files are gone."""
     folder = registry.home_path(policy.adapter_path)
     if not policy.has_files or not folder.is_dir():
         return None

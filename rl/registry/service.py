@@ -57,6 +57,7 @@ REPLACED = "replaced by"
 
 
 def home_path(path: str | Path) -> Path:
+    """Absolute path of a stored path; relative ones are inside RATCHET_HOME."""
     return settings.RATCHET_HOME / path
 
 
@@ -344,16 +345,19 @@ def policy_gated(policy: Policy, to: str, *, actor: str) -> GateReport:
 
 
 def policy_reject(policy: Policy, *, actor: str, reason: str) -> Policy:
+    """Rejects a candidate or challenger for good."""
     if not reason.strip():
         raise RegistryRefused("expected a reason for the rejection, found none")
     return _move(policy, Stage.REJECTED, kind=Kind.REJECTED, actor=actor, reason=reason)
 
 
 def policy_retire(policy: Policy, *, actor: str, reason: str = "") -> Policy:
+    """Takes a policy out of service; its row and history stay."""
     return _move(policy, Stage.RETIRED, kind=Kind.RETIRED, actor=actor, reason=reason)
 
 
 def rollback_possible(policy: Policy) -> bool:
+    """True of a champion with a predecessor to go back to."""
     return policy.stage == Stage.CHAMPION and bool(champions_before(policy.agent))
 
 

@@ -70,6 +70,7 @@ def reward_model_get(name: str) -> RewardModelVersion:
 
 
 def reward_model_best(agent: str) -> RewardModelVersion | None:
+    """The agent's newest reward model that ranks held-out feedback better than chance."""
     rows = RewardModelVersion.objects.filter(agent=agent)
     return next((row for row in rows if ranks_above_chance(row.ranking)), None)
 
@@ -175,6 +176,7 @@ def _name_next(agent: str, feedback_count: int) -> str:
 def reward_model_judge(
     version: RewardModelVersion, *, hardware: Hardware | None = None
 ) -> RewardModelVersion:
+    """Ranks the holdout with it, and stores the figures."""
     rows, snapshot = _held_out(version)
     ranking = ranking_of(rows, _scores(version, rows, hardware))
     version.ranking = {**ranking, "snapshot": snapshot.pk if snapshot else None}

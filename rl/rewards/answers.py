@@ -66,6 +66,7 @@ class AnswerMatchReward:
     name: str = "answer"
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
+        """One value per sample, in order; `detail` holds the answer read and the one expected."""
         return [self._value(sample) for sample in samples]
 
     def inapplicable(self, sample: RewardSample) -> str:
@@ -86,6 +87,7 @@ class AnswerMatchReward:
 
 
 def _reference_answers(sample: RewardSample) -> list[object]:
+    """The right answers; empty if unknown."""
     value = next((sample.facts[name] for name in COLUMNS if sample.facts.get(name) not in (None, "")), None)
     if value is None:
         return []
@@ -112,6 +114,7 @@ def answer_of(response: str, expected: object = "") -> str:
 
 
 def same_answer(response: str, expected: object) -> bool:
+    """True if a response gives this answer."""
     if isinstance(expected, (dict, list)):
         try:
             found = json.loads(answer_of(response))
@@ -161,6 +164,7 @@ def number_of(text: str) -> float | None:
 
 
 def normal_answer(text: str) -> str:
+    """A text without case, outer punctuation of words, articles and extra spaces."""
     text = unicodedata.normalize("NFKC", text).casefold()
     words = (word.strip(string.punctuation + "“”‘’«»") for word in ARTICLES.sub(" ", text).split())
     return " ".join(word for word in words if word)
@@ -316,6 +320,8 @@ ROW_COLUMNS = (*code_execution.COLUMNS, *COLUMNS)
 
 @dataclass(frozen=True)
 class RowReward:
+    """Reward of an answer to a row."""
+
     raw: float | None
     """In [-2, 2]: the mean of the functions that apply, -2 for an invalid answer; None if none applies."""
     parts: Mapping[str, RewardPart] = field(default_factory=dict)
@@ -323,6 +329,7 @@ class RowReward:
 
     @property
     def value(self) -> float | None:
+        """In [0, 1]."""
         return None if self.raw is None else reward_normalise(self.raw)
 
     @property

@@ -97,6 +97,7 @@ class RewardResult:
 
     @property
     def value(self) -> float | None:
+        """In [0, 1]."""
         return None if self.raw is None else reward_normalise(self.raw)
 
 
@@ -112,6 +113,7 @@ class RewardEngine:
         self.components = tuple(components)
 
     def reward(self, samples: Sequence[RewardSample]) -> list[RewardResult]:
+        """One result per sample, in order."""
         columns = [component.function.score(samples) for component in self.components]
         for component, column in zip(self.components, columns, strict=True):
             if len(column) != len(samples):

@@ -28,6 +28,7 @@ AUTO = "auto"
 
 
 def reward_models_named(specs: str) -> int:
+    """How many of the named rewards are reward models."""
     return sum(spec.strip().startswith((MODEL, AUTO)) for spec in specs.split(","))
 
 
@@ -122,6 +123,7 @@ def _grader_reward(spec: str, *, code_execution: bool) -> RewardFunction:
 
 
 def reward_names() -> list[str]:
+    """Names of built-in reward functions, then of plugins'."""
     return [*BUILT_IN, *REWARDS]
 
 

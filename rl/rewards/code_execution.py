@@ -212,6 +212,7 @@ class CodeExecutionReward:
             )
 
     def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
+        """One value per sample, in order; equal answers to equal tests run once."""
         at = server()
         jobs = [self._job(sample) for sample in samples]
         distinct = {repr(job): job for job in jobs if not isinstance(job, RewardValue)}
@@ -268,6 +269,7 @@ NO_TESTS = "the prompt has no tests (facts: tests, test_list, input_output or ex
 
 
 def _lines(text: str) -> list[str]:
+    """Lines of output without trailing blanks and outer blank lines."""
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
@@ -428,6 +430,7 @@ class Pipes:
         self.open: set[int] = set()
 
     def make(self) -> tuple[int, int]:
+        """A pipe: (read end, write end)."""
         pair = os.pipe2(os.O_CLOEXEC)
         self.open.update(pair)
         return pair

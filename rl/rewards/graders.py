@@ -251,10 +251,12 @@ def _parts(grader: Any) -> list[Any]:
 
 
 def runs_code(grader: Any) -> bool:
+    """True of a grader with Python code of its own."""
     return any(isinstance(part, PythonGrader) for part in _parts(grader))
 
 
 def models_named(grader: Any) -> list[str]:
+    """Models that a grader asks."""
     return [part.model for part in _parts(grader) if isinstance(part, ScoreModel)]
 
 
@@ -262,10 +264,12 @@ def models_named(grader: Any) -> list[str]:
 
 
 def item_of(sample: RewardSample) -> dict[str, Any]:
+    """The training row without its prompt."""
     return {name: value for name, value in sample.facts.items() if name not in ("state", "tokens", "ended")}
 
 
 def sample_of(sample: RewardSample) -> dict[str, Any]:
+    """The answer as graders name it."""
     try:
         parsed = json.loads(sample.response)
     except (ValueError, RecursionError):

@@ -36,6 +36,8 @@ HUMAN_PARTS = ("ratings", "comparisons")
 
 @dataclass(frozen=True)
 class DecisionFeedback:
+    """Feedback and outcomes of a decision so far."""
+
     verdicts: Sequence[float] = ()
     """Current ratings, each in [0, 1]."""
     comparisons: Sequence[str] = ()
@@ -48,6 +50,8 @@ class DecisionFeedback:
 
 @dataclass(frozen=True)
 class HorizonPlan:
+    """How an agent's decisions are rewarded."""
+
     functions: Sequence[RewardFunction]
     """Reward functions of the immediate horizon."""
     facts: RewardFacts
@@ -68,6 +72,8 @@ class HorizonReward(TypedDict):
 
 @dataclass(frozen=True)
 class RewardBreakdown:
+    """A reward with all its parts."""
+
     raw: float | None
     """In [-2, 2]; None without any evidence."""
     horizons: Mapping[str, float | None]
@@ -88,6 +94,7 @@ class RewardBreakdown:
 
     @property
     def value(self) -> float | None:
+        """In [0, 1]."""
         return None if self.raw is None else reward_normalise(self.raw)
 
     @property

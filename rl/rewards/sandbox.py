@@ -75,6 +75,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxResult:
+    """Result of a run in the sandbox."""
+
     exit_code: int | None
     """None if it was stopped."""
     output: str

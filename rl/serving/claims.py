@@ -78,6 +78,7 @@ def claimed(decision: uuid.UUID | None, request: str, outage: OutageLog) -> Iter
 
 
 def claims_expire() -> None:
+    """Delete claims that stand no longer."""
     AnswerClaim.objects.filter(until__lt=timezone.now()).delete()
 
 

@@ -115,6 +115,7 @@ def facts_decided(target: Target, order: DecideOrder) -> tuple[Agent, dict[str, 
 
 
 def order_masked(order: DecideOrder, masker: Masker) -> DecideOrder:
+    """The order as a model and the log see it."""
     names = ("state", "messages", "candidates", "metadata")
     return replace(order, **{name: masker.masked(getattr(order, name)) for name in names})
 

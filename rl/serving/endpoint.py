@@ -152,6 +152,7 @@ class EndpointBackend:
         self.engine = Engine(self) if listed else None
 
     def answer(self, ask: Ask, model: Model, timeout_s: float) -> Answer:
+        """A whole answer."""
         start = time.perf_counter()
         found = list(self.pieces(dataclasses.replace(ask, stream=False), model, timeout_s))
         return answer_of(found, 1000 * (time.perf_counter() - start))
@@ -197,6 +198,7 @@ class EndpointBackend:
         )
 
     def reachable(self) -> bool:
+        """True if the server answers at all."""
         try:
             self.get("models", self.endpoint.connect_timeout_s)
         except (HTTPError, OSError):

@@ -128,6 +128,7 @@ def backends() -> list[Backend]:
 
 
 def local_engines() -> list[Engine]:
+    """The servers of LOCAL_BACKENDS."""
     return [
         server.engine
         for server in backends()

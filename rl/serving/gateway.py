@@ -253,6 +253,7 @@ def _recorded(
 
 
 def _masked(request: ChatRequest, masker: Masker) -> ChatRequest:
+    """The request as a model and the log see it."""
     messages, extra = masker.masked(request.ask.messages), masker.masked(request.ask.extra)
     ask = dataclasses.replace(request.ask, messages=messages, extra=extra)
     return dataclasses.replace(request, ask=ask, metadata=masker.masked(request.metadata))
@@ -265,6 +266,7 @@ def _restored(made: Completion, masker: Masker) -> Completion:
 
 
 def _shadow_facts(request: ChatRequest, decision: uuid.UUID, own: OwnAnswer) -> dict[str, Any]:
+    """The facts of an answer beside a decision."""
     answer = answer_storable(answer_of(own.pieces, own.latency_ms))
     facts = _facts(request, own.target, own.served, shadow_id(decision), answer, own.ask)
     facts["metadata"]["serving"] |= {"shadow": {"of": str(decision), "experiment": ""}}
@@ -330,6 +332,7 @@ def _facts(
 
 
 def _pieces_again(earlier: Completion) -> Iterator[Piece]:
+    """A recorded answer as a stream."""
     yield Piece(delta_indexed(earlier.message), earlier.extras.choice, earlier.extras.body)
     yield Piece(end=True, finish_reason=earlier.finish_reason, extras=earlier.extras)
 

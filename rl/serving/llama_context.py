@@ -46,6 +46,7 @@ class PromptCache:
             self.bytes -= len(self._states.pop(key)[1])
 
     def drop_file(self, name: str) -> None:
+        """Forget the prompts of an adapter's file, at every scale."""
         for key in [key for key in self._states if key[0] == name]:
             self.drop(key)
 
@@ -55,6 +56,7 @@ class PromptCache:
 
 
 def tokens_shared(held: Sequence[int], wanted: Sequence[int]) -> int:
+    """Length of the common prefix of two prompts, in tokens."""
     count = 0
     for one, other in zip(held, wanted, strict=False):
         if one != other:
@@ -208,6 +210,7 @@ class LlamaContext:
         slot.key = key
 
     def _save_prompt(self, slot: Slot) -> None:
+        """Save the prompt of a slot before the slot is given to another adapter."""
         size = (
             self._lib.llama_state_seq_get_size(slot.pointer, 0)
             if len(slot.tokens) >= MIN_SHARED_TOKENS
@@ -220,6 +223,7 @@ class LlamaContext:
             self._prompt_cache.put(slot.key, slot.tokens.copy(), state)
 
     def _restore_prompt(self, slot: Slot, wanted: Sequence[int]) -> None:
+        """Restore the saved prompt of an empty slot's adapter, where the wanted prompt shares its beginning."""
         entry = self._prompt_cache.get(slot.key)
         if slot.tokens or entry is None or tokens_shared(entry[0], wanted) < MIN_SHARED_TOKENS:
             return
@@ -347,6 +351,7 @@ class LlamaContext:
                 self._lib.llama_memory_seq_rm(slot.memory, place, -1, -1)
 
     def forget(self) -> None:
+        """Empty the slots and the prompt cache."""
         self._prompt_cache.clear()
         for slot in self._slots:
             self._empty(slot)

@@ -111,4 +111,5 @@ def folder() -> Path:
 
 
 def count_files(folder: Path) -> list[str]:
+    """The files of every process; empty ones, left by a full disk, are passed over."""
     return [str(path) for path in sorted(folder.glob("*.db")) if path.stat().st_size]

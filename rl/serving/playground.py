@@ -26,8 +26,10 @@ from rl.serving.gateway import RecordingImpossible
 MARK = "playground"
 """Key of a decision's metadata with the user who asked on the playground."""
 MAX_POLICIES = 6
+"""Policies asked at once."""
 POLICIES_OFFERED = 12
 EXAMPLES = 6
+"""Recent prompts offered."""
 LOOK = 200
 """Newest decisions among which examples are looked for."""
 SYSTEM_LOOK = 50
@@ -43,6 +45,7 @@ class Question:
 
     @classmethod
     def of_decision(cls, decision: Decision, system: str, candidates: tuple[str, ...] = ()) -> Question:
+        """The prompt of a recorded decision, as it may be typed again."""
         return cls(question_text(decision.messages, decision.state, system), candidates)
 
     def order(self, agent: str, policy: str, actor: str) -> DecideOrder:

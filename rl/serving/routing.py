@@ -73,6 +73,7 @@ def _exists(agent: str) -> bool:
 
 
 def agent_names() -> list[str]:
+    """Slugs of every agent a client may name, in alphabetical order."""
     defined = AgentDefinition.objects.values_list("slug", flat=True)
     trained = Policy.objects.order_by().values_list("agent", flat=True).distinct()
     return sorted({*AGENTS, *defined, *trained, *agent_slugs()})
@@ -148,6 +149,7 @@ class Target:
 
     @property
     def meant(self) -> str:
+        """Name of the policy that was to answer."""
         return self.unaskable or self.models[0].name
 
     @property
@@ -386,6 +388,7 @@ def policy_model(name: str) -> Model | None:
 
 
 def is_recorded(name: str) -> bool:
+    """True of a policy that is known by its recorded answers alone."""
     return _recorded.get(name, lambda: Policy.objects.filter(name=name, kind=RECORDED).exists())
 
 
@@ -413,6 +416,7 @@ def _model(policy: Policy | None) -> Model | None:
 
 
 def serving_settings(agent: str) -> ServingSettings:
+    """An agent's settings, or the defaults where it has no row."""
     return _settings.get(
         agent, lambda: ServingSettings.objects.filter(agent=agent).first() or ServingSettings(agent=agent)
     )

@@ -68,6 +68,7 @@ class ShadowTurn:
 
 
 def challenger_of(experiment: Experiment) -> Policy:
+    """The policy that answers beside users' answers."""
     policy = next(arm.policy for arm in arms_of(experiment) if not arm.is_control)
     assert policy is not None  # `experiment_create` refuses the base model
     return policy
@@ -200,6 +201,7 @@ def _refusal(policy: Policy, row: Decision, reason: str) -> dict[str, Any]:
 
 
 def _beside(row: Decision) -> dict[str, object]:
+    """Facts that a shadow shares with the decision it stands beside."""
     shared = {"messages": row.messages, "state": row.state, "unit": row.unit, "run_id": row.run_id}
     return {**shared, "id": str(shadow_id(row.pk)), "source": SHADOW}
 
@@ -212,6 +214,8 @@ NEWEST = 1_000
 
 @dataclass(frozen=True)
 class ShadowFigures:
+    """A shadow's answers so far."""
+
     answers: int
     refused: int
     cost_usd: float

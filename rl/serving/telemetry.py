@@ -127,6 +127,7 @@ def _span_make(chat: ChatRequest, made: Completion, began: float, headers: Mappi
 
 
 def _parts(message: Mapping[str, Any]) -> dict[str, object]:
+    """A chat message in the shape of the GenAI conventions: a role and parts."""
     content = message.get("content")
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
     parts: list[dict[str, object]] = [{"type": "text", "content": text}] if text else []

@@ -28,6 +28,8 @@ TIMEOUT_S = 30.0
 
 
 class UpstreamTest(ApiAnswer):
+    """What an upstream answered, and what it took."""
+
     name: str
     answer: str
     latency_ms: float

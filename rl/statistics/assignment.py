@@ -80,6 +80,7 @@ class ExperimentPlan:
         return positions(self.salt, unit)[0] * 100 < self.ramp
 
     def assignment(self, unit: str) -> Assignment | None:
+        """The unit's arm, or None if it does not take part."""
         if not self.takes(unit):
             return None
         # a bandit draws again in each epoch; otherwise the arm of returning units would depend on their past

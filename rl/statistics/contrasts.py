@@ -84,6 +84,7 @@ class Contrast:
 
 
 def difference(new: Moments, old: Moments) -> Contrast:
+    """new minus old."""
     return Contrast(new.mean - old.mean, new.error + old.error, new.n + old.n)
 
 

@@ -32,6 +32,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
+    """A difference with its confidence interval."""
+
     value: float
     low: float
     high: float

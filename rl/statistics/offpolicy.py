@@ -421,6 +421,7 @@ def propensity_fault(draws: Sequence[Draw]) -> str:
 
 
 def _uniform(draws: Sequence[Draw]) -> Sequence[Draw]:
+    """The draws, with uniform probabilities filled in if every recorded propensity is 1 / k."""
     if any(d.probabilities is not None or abs(d.propensity * len(d.arms) - 1) > 1e-6 for d in draws):
         return draws
     return [replace(draw, probabilities=[1 / len(draw.arms)] * len(draw.arms)) for draw in draws]

@@ -13,6 +13,7 @@ register = template.Library()
 
 @register.filter
 def thousands(value: float) -> str:
+    """1234567 as 1,234,567."""
     return f"{value:,}"
 
 

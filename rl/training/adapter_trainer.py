@@ -371,6 +371,7 @@ def weights_begin(recipe: AdapterRecipe, model: torch.nn.Module) -> list[str]:
 
 
 def versions(names: Sequence[str] = LIBRARIES) -> dict[str, str]:
+    """Installed versions, for a run's record."""
     return {name: importlib.metadata.version(name) for name in names}
 
 

@@ -51,6 +51,7 @@ class ToolPrompt(list[Message]):
 
 
 def tools_of(messages: Sequence[Message]) -> list[Row]:
+    """The tools of a prompt; a plain list of messages has none."""
     return getattr(messages, "tools", [])
 
 
@@ -252,6 +253,7 @@ def _appear(text: str, calls: Iterable[Row]) -> None:
 
 
 def _leaves(value: object) -> list[object]:
+    """Keys and values of nested JSON; of JSON as text likewise."""
     if isinstance(value, Mapping):
         return [leaf for key, item in value.items() for leaf in (key, *_leaves(item))]
     if isinstance(value, list):
@@ -286,6 +288,7 @@ class LeftOut:
             self.named.append(f"row {number}{f' (prompt {prompt_hash})' if prompt_hash else ''}: {why}")
 
     def notes(self, what: str) -> list[str]:
+        """Lines that tell it."""
         told = [f"left out {count} {what}: {reason}" for reason, count in self.counts.items()]
         return [*told, *self.named]
 

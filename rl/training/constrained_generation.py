@@ -84,6 +84,7 @@ class AnswerConstraints:
             return end
 
     def accept(self, row: int, token: int) -> None:
+        """Go on in a row by a token that was allowed."""
         constraint = self._constraints[row]
         if constraint is not None and token in self._stop:
             self._constraints[row] = None
@@ -147,6 +148,7 @@ class AnswerForms:
         return "" if form is None else json.dumps(form, sort_keys=True)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> AnswerConstraints:
+        """Constraints of one answer to each prompt, at its beginning."""
         return AnswerConstraints([self._begin(tuple(prompt)) for prompt in prompts], self._stop, self._size)
 
     def _begin(self, prompt: tuple[int, ...]) -> Constraint | None:

@@ -229,6 +229,7 @@ class PairCollator(PreferenceCollator):
         return {"rows": UncollatedRows(examples)} if self.uncollated else self.batch(examples)
 
     def batch(self, examples: list[PairTokens]) -> dict[str, torch.Tensor]:
+        """The tensors of these rows."""
         batch = super().torch_call(examples)
         if "weight" in examples[0]:
             weights = [example["weight"] * self.weight_scale for example in examples]

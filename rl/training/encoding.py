@@ -134,6 +134,7 @@ class Encoder:
 
     @property
     def stop_ids(self) -> list[int]:
+        """Tokens that end an answer: the template's turn end and the eos token."""
         return sorted({i for i in (self.turn_end_id, self.tokenizer.eos_token_id) if i is not None})
 
     def render(self, messages: Sequence[Message]) -> str:

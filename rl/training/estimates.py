@@ -88,6 +88,7 @@ class Planned(Generic[RecipeT]):
 
     @property
     def sample(self) -> list[Row]:
+        """Some rows in the order of training: those of one prompt that lie together are parted by its shuffle."""
         count = min(SAMPLE, len(self.rows))
         return random.Random(self.recipe.seed).sample(list(self.rows), count)
 
@@ -216,6 +217,7 @@ GENERAL_TOKENS = 90
 
 
 def tokens_mean(micros: Sequence[Micro]) -> float:
+    """Mean tokens of a micro-batch."""
     return sum(len(i.prompt_ids) + len(i.response_ids) for micro in micros for i in micro) / len(micros)
 
 
@@ -325,6 +327,7 @@ def _warm_up_passes(recipe: AnswerRecipe, responses: int, micros: Sequence[Micro
 
 @estimated("response")
 def kto(planned: Planned[KTORecipe]) -> Work | None:
+    """Work of `KTOTrainer.train(rows)`."""
     recipe, rows = planned.recipe, len(planned.rows)
     items = planned.column(planned.sample, "completion").items
     if not items:
@@ -357,6 +360,7 @@ def _passes(planned: Planned[RecipeT]) -> tuple[float, float]:
 
 @estimated("demonstration")
 def sft(planned: Planned[SFTRecipe]) -> Work | None:
+    """Work of `SFTTrainer.train(rows)`."""
     recipe = planned.recipe
     items = planned.column(planned.sample, "completion", turns=True).items
     if not items:
@@ -411,6 +415,7 @@ def _score_head(planned: Planned[RewardModelRecipe]) -> Work | None:
 
 
 def batches(items: Sequence[T], size: int) -> list[list[T]]:
+    """Whole batches of the items; one of all of them where there are fewer."""
     return [list(items[start : start + size]) for start in range(0, max(len(items) - size, 0) + 1, size)]
 
 
@@ -444,6 +449,7 @@ def ppo(planned: Planned[PPORecipe]) -> Work | None:
 
 @estimated("prompt")
 def grpo(planned: Planned[GRPORecipe]) -> Work | None:
+    """Work of `GRPOTrainer.train(rows)`."""
     recipe, steps = planned.recipe, planned.steps
     if (prompts := _prompts(planned)) is None:
         return None

@@ -107,10 +107,12 @@ def answered_prompts(
 
 
 def pair_votes(rows: Sequence[Row]) -> int:
+    """Votes that rows with pairs have: distinct prompts, near-identical ones as one."""
     return len({row.get("cluster") or hash_of(row) for row in rows})
 
 
 def pairs_of_prompts(rows: Sequence[Row], prompts: int | None) -> list[Row]:
+    """The rows of the first so many prompts; all without a number."""
     wanted = set(list(dict.fromkeys(map(hash_of, rows)))[:prompts])
     return [row for row in rows if hash_of(row) in wanted]
 
@@ -136,6 +138,7 @@ class HeldOutWork:
 
     @property
     def rated(self) -> bool:
+        """True if answers with ratings are scored, whose distance from a reference counts."""
         return any(kind in (LABELS, OUTCOMES) for kind, _ in self.score_rows)
 
     @cached_property
@@ -164,6 +167,7 @@ class HeldOutWork:
     # --- What a side does -----------------------------------------------------------------------------------
 
     def answered(self, answers: Sequence[Generation]) -> Measured:
+        """A side that gives answers and no log-probabilities, with their problems and rewards."""
         return Measured(list(answers), *self.judge.judged(self.prompts, answers), answers_only=True)
 
     def measured(self, side: Measurable, tick: Tick) -> Measured:
@@ -192,12 +196,14 @@ class HeldOutWork:
     def _written(
         self, side: ModelSide, numbers: Sequence[int], answers: Sequence[Generation], room: int
     ) -> dict[int, Generation]:
+        """Free-text answers to the prompts of these numbers, of at most `room` tokens."""
         known = {i: answers[i] for i in numbers if answers[i].unforced}
         asked = [i for i in numbers if i not in known]
         texts = generate(side.policy, [self.prompts[i].messages for i in asked], max_new_tokens=room)
         return known | dict(zip(asked, texts, strict=True))
 
     def verdicts(self, side: Measured) -> Verdicts:
+        """Verdicts of people on the answers of a side, by number of the prompt."""
         return verdicts_on(self.prompts, [answer.text for answer in side.answers], self.judge)
 
     def liked(self, side: Measured) -> dict[str, Any] | None:
@@ -248,6 +254,7 @@ class HeldOutWork:
         return evidence
 
     def checked(self, kind: str) -> tuple[list[HeldOutPrompt], list[int], Check]:
+        """The answered prompts of a kind, their numbers, and the check of their answers."""
         numbers = {prompt.key: i for i, prompt in enumerate(self.prompts)}
         asked = [one for one in held_out_prompts({kind: self.others[kind]}) if one.key in numbers]
         check = agreement_check(asked, self.judge) if kind == CORRECTIONS else self.checks[kind]
@@ -476,6 +483,7 @@ def _valid_rate(problems: Sequence[str | None]) -> Figure:
 
 
 def _chunks(items: Sequence[T], tick: Tick) -> Iterator[Sequence[T]]:
+    """The items, CHUNK at a time, each counted once it is done."""
     for start in range(0, len(items), CHUNK):
         part = items[start : start + CHUNK]
         yield part

@@ -219,6 +219,7 @@ class Rehearsal:
         return order[step % steps * self.rows :][: self.rows]
 
     def loss(self, model: torch.nn.Module, step: int) -> torch.Tensor:
+        """The weighted term of a step, differentiable."""
         drawn = self.drawn(step)
         model = causal_model(model)
         own = response_states(model, self._batch([self.items[i] for i in drawn], model.device))

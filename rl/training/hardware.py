@@ -161,6 +161,7 @@ def detect(cache_dir: str | Path | None = None, profile: str = "auto") -> Hardwa
 
 
 def _profile(asked: str, seen: list[Gpu]) -> tuple[str, str]:
+    """Profile in force and the reason for it."""
     if asked != "auto":
         return asked, "asked for"
     if seen:
@@ -318,6 +319,7 @@ CFS = Path("/sys/fs/cgroup/cpu")
 
 
 def cpu_model() -> str:
+    """The processor's own name, as far as the system tells it."""
     try:
         lines = CPUINFO.read_text("utf-8", errors="replace").splitlines()
     except OSError:

@@ -61,10 +61,12 @@ class HeldOutPrompt:
 
     @property
     def expected(self) -> str:
+        """An answer that people wrote or liked; empty where there is none."""
         return next(iter([*self.demonstrations, *self.liked]), "")
 
 
 def prompt_key(messages: Sequence[Message]) -> str:
+    """Key that is equal for equal prompts."""
     return json.dumps(messages, sort_keys=True)
 
 
@@ -98,6 +100,7 @@ before."""
 
 
 def loops(text: str) -> bool:
+    """True of a degenerate text that repeats itself."""
     grams = [text[start : start + LOOP_GRAM] for start in range(len(text) - LOOP_GRAM + 1)]
     return len(text) >= LOOP_CHARS and 1 - len(set(grams)) / len(grams) >= LOOP_SHARE
 
@@ -141,6 +144,7 @@ class AnswerJudge:
         return NEUTRAL if liked == disliked else float(liked)
 
     def is_known(self, prompt: HeldOutPrompt, answer: str) -> bool:
+        """True if people wrote, liked or disliked an answer that does the same."""
         return self.does_one_of(answer, [*prompt.liked, *prompt.demonstrations, *prompt.disliked])
 
     def reward(self, prompt: HeldOutPrompt, answer: str, problem: str | None) -> float:
@@ -170,6 +174,7 @@ class AnswerJudge:
         return self.does_one_of(answer, truth) if truth else None
 
     def does_one_of(self, answer: str, responses: Sequence[str]) -> bool:
+        """True if an answer does what one of these does."""
         return self.action(answer) in {self.action(response) for response in responses}
 
 
@@ -238,6 +243,7 @@ def liked_difference(prompts: Sequence[HeldOutPrompt], own: Verdicts, other: Ver
 
 
 def _means(prompts: Sequence[HeldOutPrompt], values: Mapping[int, float]) -> dict[str, float]:
+    """The mean of each cluster of prompts; a prompt without a near-identical one is a cluster of its own."""
     groups: dict[str, list[float]] = {}
     for number, value in sorted(values.items()):
         name = prompts[number].row.get("cluster") or prompts[number].key
@@ -347,6 +353,7 @@ def _evidence(kind: str, stored: list[dict[str, object]]) -> OtherEvidence:
 
 
 def agreement_check(asked: Sequence[HeldOutPrompt], judge: AnswerJudge) -> Check:
+    """Check that an answer does what one that people wrote does."""
     written = {id(prompt.row): {judge.action(text) for text in prompt.demonstrations} for prompt in asked}
 
     def check(rows: Sequence[Row], answers: Sequence[str]) -> list[float | None]:

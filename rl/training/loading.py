@@ -170,6 +170,7 @@ def _contiguous(_: torch.nn.Module, states: tuple[torch.Tensor, ...]) -> tuple[t
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
+    """Inside, transformers draws no progress bars: the caller has its own."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

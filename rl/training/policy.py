@@ -119,19 +119,23 @@ class LoadedPolicy:
         return None
 
     def constraints(self, forms: Sequence[AnswerForm]) -> AnswerConstraints:
+        """Constraints of a batch of answers by their forms, as `constraint`."""
         return AnswerConstraints(
             [self.constraint(form) for form in forms], self.encoder.stop_ids, self._vocabulary_size
         )
 
     def answer_forms(self) -> AnswerForms:
+        """Forms of answers by prompt, none yet."""
         return AnswerForms(self.constraint, self.encoder.stop_ids, self._vocabulary_size)
 
     @property
     def _vocabulary_size(self) -> int:
+        """Tokens that the model gives logits of."""
         return int(self.model.config.get_text_config().vocab_size)
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
+        """Inside, the base model answers."""
         before, self.is_base = self.is_base, True
         try:
             with (

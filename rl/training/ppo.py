@@ -284,6 +284,7 @@ class PPOTrainer(RewardedTrainer[PPORecipe, Prompts]):
         return self.recipe.batch_size // self.recipe.samples_per_prompt * self.processes.count
 
     def _epoch_ends(self) -> bool:
+        """True if this step completed a pass over the prompts."""
         size, per_step = len(self.train_prompts.ids), self._prompts_per_step
         return self.state.step * per_step // size > (self.state.step - 1) * per_step // size
 

@@ -95,9 +95,11 @@ class WarmUp:
     """Log-probabilities under the reference, for a run that is stopped while they are computed."""
 
     def store(self, adapter: Path) -> None:
+        """Copy the reference into the folder of the policy that was measured against it."""
         shutil.copytree(self.adapter, adapter / REFERENCE, dirs_exist_ok=True)
 
     def release(self) -> None:
+        """Free the second copy of the base, once the reference log-probabilities are known."""
         self.reference = None
         gc.collect()
 

@@ -189,6 +189,7 @@ _SCORE_PANELS = (
 
 
 def _panels(result: TrainResult) -> tuple[tuple[tuple[str, str, str, float | None], ...], str]:
+    """The four curves to draw, and what the run's samples are called."""
     if result.method == "sft":
         return _SFT_PANELS, "demonstrations"
     if result.method == "reward_model":

@@ -160,6 +160,7 @@ class LinearRewardModel(RewardModel):
 
 
 def row_sides(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Columns of the responses of preference pairs, or of single responses."""
     return ("chosen", "rejected") if rows and "chosen" in rows[0] else ("completion",)
 
 
@@ -334,6 +335,7 @@ def linear_reward_train(
 
 
 def _rows_with_targets(rows: Sequence[Row], targets: Sequence[float]) -> list[Row]:
+    """Rows with what people said where the fit looks for it, whatever else they hold."""
     return [
         row if "chosen" in row else {**row, "score": target}
         for row, target in zip(rows, targets, strict=True)
@@ -341,6 +343,7 @@ def _rows_with_targets(rows: Sequence[Row], targets: Sequence[float]) -> list[Ro
 
 
 def _facts(context: RunContext[RewardModelRecipe]) -> ScoreFacts:
+    """Facts of the model's file but the scale of its scores, which is read off them."""
     recipe = context.recipe
     return {
         "objective": recipe.objective,

@@ -25,7 +25,10 @@ from rl.training.result import TrainingFailed
 
 @dataclass(frozen=True)
 class Rollout:
+    """One sampled response."""
+
     prompt: int
+    """Index of the prompt."""
     item: EncodedResponse
     """Prompt and response as tokens; the response has at least one."""
     ended: bool
@@ -65,6 +68,7 @@ def sample_responses(
 
 
 def responses_cut(tokens: Tensor, encoder: Encoder) -> list[list[int]]:
+    """Rows of sampled tokens, each up to and with its first stop token."""
     _, mask = truncate_at_stop(tokens, encoder.stop_ids, encoder.tokenizer.pad_token_id)
     return [row[:length] for row, length in zip(tokens.tolist(), mask.sum(1).tolist(), strict=True)]
 

@@ -98,6 +98,7 @@ def _responses_scored(
 def answer_forms(
     policy: LoadedPolicy, items: Sequence[EncodedResponse], forms: Sequence[AnswerForm]
 ) -> AnswerForms:
+    """Forms of responses that are tokens, one each, by their prompts."""
     found = policy.answer_forms()
     for item, form in zip(items, forms, strict=True):
         found.add(item.prompt_ids, form)

@@ -221,6 +221,7 @@ class SharedBase:
 
 
 def adapter_of(parameter: str) -> str | None:
+    """The adapter a parameter's name belongs to; None for the base's own."""
     found = re.search(r"\.lora_\w+\.(\w+)(?:\.|$)", parameter)
     return found[1] if found else None
 
@@ -295,6 +296,7 @@ class StepStart:
         return cls(tensors, replace(state, rows=list(state.rows)))
 
     def restore(self, base: SharedBase, optimizer: torch.optim.Optimizer) -> State:
+        """Put everything back; returns the state."""
         _tensors_restore(self.tensors, base, optimizer)
         return self.state
 
@@ -336,6 +338,7 @@ REFERENCE = "ref"
 
 
 def reference_add(model: nn.Module, policy_adapter: str = "default") -> None:
+    """Give a PEFT model a frozen copy of its policy's adapter, as the policy's own weights go on to change."""
     with torch.random.fork_rng():  # its first weights are drawn, and then replaced
         model.add_adapter(REFERENCE, model.peft_config[policy_adapter])
     for name, parameter in model.named_parameters():

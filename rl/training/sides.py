@@ -34,10 +34,14 @@ class AnswersOnly(Protocol):
     """A side that gives answers and no log-probabilities."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The policy's name."""
+        ...
 
     @property
-    def title(self) -> str: ...
+    def title(self) -> str:
+        """Its name in sentences."""
+        ...
 
     def answers(self, prompts: Sequence[HeldOutPrompt]) -> list[Generation | None]:
         """The answer to each prompt; None where there is none."""
@@ -103,10 +107,12 @@ class LinearSide:
         return [ResponseScore(found[_place(among, text)], 1) for text in responses]
 
     def pairs(self, rows: Sequence[Row]) -> list[tuple[ResponseScore, ResponseScore]]:
+        """Scores of the chosen and the rejected response of each row."""
         scored = (self.logps(row, number, ("chosen", "rejected")) for number, row in enumerate(rows))
         return [(chosen, rejected) for chosen, rejected in scored]
 
     def responses(self, rows: Sequence[Row]) -> list[ResponseScore]:
+        """Scores of the completion of each row."""
         return [self.logps(row, number, ("completion",))[0] for number, row in enumerate(rows)]
 
     def reference(self, rows: Sequence[Row]) -> list[ResponseScore]:
@@ -171,6 +177,7 @@ class ModelSide:
         return [None if self.agent.choices(state) else self.agent.schema_served(state) for state in states]
 
     def pairs(self, rows: Sequence[Row]) -> list[tuple[ResponseScore, ResponseScore]]:
+        """Scores of the chosen and the rejected response of each row."""
         return score_pairs(self.policy, rows, forms=self.forms(rows))
 
     def responses(self, rows: Sequence[Row]) -> list[ResponseScore]:
@@ -233,6 +240,7 @@ def generate_answers(
 def _likeliest_choices(
     policy: LoadedPolicy, prompts: Sequence[Sequence[Message]], choices: Sequence[Sequence[str]]
 ) -> list[Generation]:
+    """The likeliest of the listed answers to each prompt that has some."""
     items = [(prompt, answer) for prompt, listed in zip(prompts, choices, strict=True) for answer in listed]
     scores = iter(score_responses(policy, items) if items else ())
     found = []

@@ -139,6 +139,7 @@ Randomness = tuple[tuple[Any, ...], Any, torch.Tensor, list[torch.Tensor]]
 
 
 def randomness() -> Randomness:
+    """The states that a step leaves behind."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
 
@@ -396,6 +397,7 @@ class TokenizedTrainerMixin:
         ]
 
     def evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
+        """TRL's, which a stop request may interrupt."""
         with self.interruptible():
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
 
@@ -477,6 +479,7 @@ class TokenizedTrainerMixin:
         )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's, once what waits on the device is fetched."""
         self.metrics_read()
         super().log(logs, start_time)  # type: ignore[misc]
 
@@ -542,6 +545,7 @@ def train_stoppable(trainer: Trainer, context: RunContext[RecipeT], checkpoint: 
 
 
 def moved(batch: Mapping[str, object], device: torch.device) -> dict[str, Any]:
+    """A batch that a step made itself, on its device; a loader moves its own."""
     if device.type == "cuda":
         batch = {name: value.pin_memory() for name, value in batch.items()}  # type: ignore[attr-defined]
     return dict(send_to_device(batch, device, non_blocking=True))

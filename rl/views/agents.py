@@ -125,6 +125,7 @@ REWARDS_AT_ONCE = 2000
 
 @button(SCOPE_PERMISSIONS["operate"])
 def agent_rewards(request: HttpRequest, slug: str) -> HttpResponse:
+    """Calculate the rewards of an agent's decisions."""
     try:
         found = rewards_calculate(slug, limit=REWARDS_AT_ONCE)
     except RewardsRefused as refusal:
@@ -146,6 +147,7 @@ def _origin(found: Agent, defined: bool) -> str:
 
 
 def _example(found: Agent) -> dict[str, object] | None:
+    """The first made-up scenario: what is asked, and an answer it could give."""
     scenario = next(iter(found.scenarios()), None)
     if scenario is None or found.slug not in AGENTS:
         return None

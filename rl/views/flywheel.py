@@ -18,6 +18,7 @@ from rl.serving.routes import route_shown
 
 @page(SCOPE_PERMISSIONS["operate"])
 def flywheel_page(request: HttpRequest, slug: str) -> HttpResponse:
+    """The five stations of one agent."""
     if slug not in agent_slugs():
         raise Http404(f"no agent {slug}")
     return render(request, "rl/flywheel.html", {"slug": slug, "wheel": flywheel(slug)})

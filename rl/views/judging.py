@@ -164,6 +164,7 @@ def _card(
 
 
 def _answered(decision: Decision, response: str) -> Decision:
+    """The decision as if it had been answered so, to be shown and never saved; it names no policy."""
     found = copy.copy(decision)
     found.response, found.reasoning, found.policy = response, "", ""
     return found
@@ -211,6 +212,7 @@ def judging_round(request: HttpRequest, pk: int) -> HttpResponse:
 
 @button(MOVE)
 def judging_stop(request: HttpRequest, pk: int) -> HttpResponse:
+    """End a round with the verdict it has now."""
     judging = _round_or_404(str(pk))
     try:
         round_stop(

@@ -128,6 +128,7 @@ def playground_rate(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def _answered_by(row: Decision) -> str:
+    """Title of whoever gave a recorded answer."""
     policy = Policy.objects.filter(agent=row.agent, name=row.policy).first()
     return policy.title if policy else row.policy or "your app's model"
 
@@ -183,6 +184,7 @@ def _answers(
 
 
 def _unusable(row: Decision) -> str:
+    """Reason why the agent's app cannot use an answer; empty where it can."""
     if ((row.metadata or {}).get("serving") or {}).get("finish_reason") == "length":
         return f"cut off: it reached its limit{f' of {row.tokens_out:,} tokens' if row.tokens_out else ''}"
     try:

@@ -189,6 +189,7 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
 
 @page_for("operate")
 def policy_file(request: HttpRequest, name: str, pk: int) -> HttpResponseBase:
+    """An exported file of a policy, as a download."""
     path = artifact_file(get_object_or_404(Artifact, policy__name=name, pk=pk))
     if path is None:
         raise Http404("the exported file is a folder, or is gone")
@@ -236,6 +237,7 @@ def _moved(
 
 @button(MOVE)
 def policy_move(request: HttpRequest, name: str) -> HttpResponse:
+    """Promote, reject, retire or roll back; what the registry says is shown."""
     found = get_object_or_404(Policy, name=name)
     incumbent_sync(found.agent)
     _moved(request, found, registry.policy_move, registry.RegistryRefused)
@@ -343,6 +345,7 @@ class OffPolicySummary:
 
 
 def off_policy_summary(evaluations: Iterable[Evaluation]) -> OffPolicySummary | None:
+    """Of the newest evaluation that asked the log; None where none did."""
     for evaluation in evaluations:
         found = evaluation.figures.get("off_policy")
         if isinstance(found, dict) and evaluation.split != "file":  # a file is not asked what the log says

@@ -81,6 +81,8 @@ def stations_of(card: AgentCard) -> Stations:
 
 
 class GuideStep(NamedTuple):
+    """One step of the guided start."""
+
     key: str
     title: str
     state: str
@@ -228,6 +230,7 @@ class RunsDiff:
 
 
 def runs_diff(runs: Sequence[TrainingRun], series: Sequence[Mapping[str, object]]) -> RunsDiff:
+    """The diff of runs with their snapshots and policies, and their figures as `run_series` gives them."""
     facts = [_facts(run) for run in runs]
     names = list(dict.fromkeys(name for known in facts for name in known))
     rows = [RunDifference(name, [_text(known.get(name)) for known in facts]) for name in names]
@@ -295,6 +298,7 @@ RUNS_PER_PAGE = 25
 
 @page(SCOPE_PERMISSIONS["rate"])
 def home(request: HttpRequest) -> HttpResponse:
+    """Home page: the state of every agent, and its next action."""
     cards = agent_cards()
     if not cards and request.user.has_perm(SCOPE_PERMISSIONS["operate"]):
         return redirect("start")
@@ -419,6 +423,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _omissions(found: TrainingRun) -> list[tuple[str, str, int]]:
+    """Reason, in words, and how many: the most first."""
     counted = (found.snapshot.left_out if found.snapshot else {}).items()
     words = EVIDENCE_REASONS | EXAMPLE_REASONS | PAIR_REASONS
     return sorted(((name, words.get(name, ""), count) for name, count in counted), key=lambda row: -row[2])
@@ -426,6 +431,7 @@ def _omissions(found: TrainingRun) -> list[tuple[str, str, int]]:
 
 @button("rl.change_trainingrun")
 def run_cancel(request: HttpRequest, pk: int) -> HttpResponse:
+    """Stop a run, in the name of who pressed it."""
     found = run_get(pk)
     if found is None:
         raise Http404(f"no run {pk}")
@@ -443,6 +449,7 @@ def run_cancel(request: HttpRequest, pk: int) -> HttpResponse:
 
 @button("rl.change_trainingrun")
 def run_resume(request: HttpRequest, pk: int) -> HttpResponse:
+    """Hand a failed or cancelled run to the workers again."""
     found = run_get(pk)
     if found is None:
         raise Http404(f"no run {pk}")

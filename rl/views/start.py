@@ -80,6 +80,7 @@ def connect_page(request: HttpRequest, slug: str, *, status: int = 200, **more: 
 
 
 def start_address(agent: str, **more: str) -> str:
+    """Address of the guided start of an agent."""
     return f"{reverse('start')}?{urlencode({'agent': agent, **more})}"
 
 
@@ -171,6 +172,7 @@ def _judged_context(policy: Policy) -> dict[str, object]:
 
 
 def _question(policy: Policy) -> str:
+    """A held-out question to begin with: the newest turn of the first win."""
     evaluation = evaluation_newest_paired(policy)
     messages = next((one.messages for one in answers_compared(evaluation)), ()) if evaluation else ()
     return str(messages[-1].get("content", "")) if messages else ""
@@ -183,6 +185,7 @@ def _question(policy: Policy) -> str:
 @never_cache
 @button(OPERATE)
 def start_connect(request: HttpRequest) -> HttpResponse:
+    """Set an agent up as the form says, and show its snippets."""
     given = {name: str(value).strip() for name, value in request.POST.items() if name != "key"}
     try:
         policy = agent_connect(given, request.POST.get("key", ""), actor=request.user.get_username())
@@ -197,6 +200,7 @@ def start_connect(request: HttpRequest) -> HttpResponse:
 @never_cache
 @button([OPERATE, MAKE_KEYS])
 def start_key(request: HttpRequest) -> HttpResponse:
+    """Make a key for an agent's app, and show it in the snippets once."""
     agent = request.POST.get("agent", "")
     if not re.fullmatch(SLUG_PATTERN, agent):
         return connect_page(
@@ -256,6 +260,7 @@ MODELS = (
 
 
 def _model_context(agent: str) -> dict[str, object]:
+    """The base models offered, the one the agent is on, and how far its adding is."""
     base = agent_base_model(agent)
     own = (
         []
@@ -266,6 +271,7 @@ def _model_context(agent: str) -> dict[str, object]:
 
 
 def _is_being_added(agent: str) -> bool:
+    """True while a worker adds the agent's base model."""
     addition = addition_of(agent_base_model(agent).name)
     return addition is not None and not addition.failed
 
@@ -365,6 +371,7 @@ def start_take(request: HttpRequest) -> HttpResponse:
 
 
 def _session_upload(request: HttpRequest) -> Upload | None:
+    """The lines of this session that the form names."""
     upload = Upload.of(request.session.get(UPLOAD_KEY) or {})
     return upload if upload is not None and upload.token == request.POST.get("token") else None
 

@@ -49,6 +49,7 @@ ASKED = ("name", "url", "model", "dialect", "key_env")
 @permission_required(OPERATE, raise_exception=True)
 @require_http_methods(["GET", "HEAD", "POST"])
 def upstreams(request: HttpRequest) -> HttpResponse:
+    """Every upstream, and a form that adds one."""
     if request.method != "POST":
         return _page(request)
     values = {name: request.POST.get(name, "").strip() for name in ASKED}
@@ -114,6 +115,8 @@ QUESTION = "My parcel is late. What can I do?"
 
 
 class Provider(NamedTuple):
+    """A provider that the page offers."""
+
     key: str
     title: str
     url: str
@@ -219,6 +222,7 @@ def _upstream(answers: str, given: Mapping[str, str], key: str) -> Upstream:
 
 
 def _name_free(host: str) -> str:
+    """A name for an upstream that no other has: api.example.com becomes example, then example-2."""
     parts = [
         part
         for part in re.split(r"[^a-z0-9-]+", host.lower())

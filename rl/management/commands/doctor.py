@@ -116,6 +116,7 @@ def settings_faults() -> Findings:
 
 
 def plugin_diagnoses() -> Findings:
+    """Plugins that were left out, and those that are used with a remark."""
     for plugin in plugin_faults():
         what = plugin.text.removesuffix(f"; {plugin.remedy}")
         yield Diagnosis("plugins", WRONG if plugin.fault else REMARK, what, plugin.remedy)

@@ -91,6 +91,7 @@ def _summary(model: AddedModel, home: Path) -> dict[str, object]:
 
 
 def _uses(folder: Path) -> dict[str, list[str]]:
+    """Policies and runs with this base model."""
     return {
         "policies": [
             policy.name

@@ -147,6 +147,7 @@ def _tool_use(call: Object) -> dict[str, object]:
 
 
 def arguments_read(text: Any) -> dict[str, object]:
+    """The arguments of a call as an object."""
     try:
         read = json.loads(text or "{}")
     except (TypeError, ValueError, RecursionError):

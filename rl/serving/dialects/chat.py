@@ -347,6 +347,7 @@ def _usage(chunk: Object) -> Object | None:
 
 
 def objects_in(value: object) -> list[Object]:
+    """The objects of a list; none where it is no list."""
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
@@ -375,6 +376,7 @@ def calls_of(said: Mapping[str, object]) -> list[Call]:
 
 
 def count_of(usage: Object, *names: str) -> int | None:
+    """The first of these counts that is there; None where it is no count."""
     found = next((usage[name] for name in names if name in usage), None)
     is_count = isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found < 2**31
     return int(found) if is_count else None  # type: ignore[arg-type]

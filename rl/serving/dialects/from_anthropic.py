@@ -168,6 +168,7 @@ def _tool(tool: Object) -> dict[str, object]:
 
 
 def answer_write(made: Completion) -> dict[str, object]:
+    """A completion as a message."""
     said = made.message
     blocks: list[Mapping[str, object]] = list(objects_in(said.get(THINKING)))
     if not blocks and (words := said.get("reasoning_content") or said.get("reasoning")):
@@ -218,6 +219,7 @@ def _usage(usage: Mapping[str, object] | None) -> dict[str, object]:
 
 
 def error_write(status: int, message: str, code: str | None) -> dict[str, object]:
+    """An error as Anthropic's clients read it."""
     kind = ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message, "code": code}}
 

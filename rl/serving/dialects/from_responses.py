@@ -160,6 +160,7 @@ def _call_item(call: Call, arguments: str) -> Item:
 
 
 def answer_write(made: Completion) -> dict[str, object]:
+    """A completion as a response."""
     said, items = made.message, []
     if words := said.get("reasoning_content") or said.get("reasoning"):
         items.append(_words_item(made.id, "reasoning", str(words)))
