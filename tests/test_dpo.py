@@ -140,7 +140,7 @@ def test_45_packed_steps_are_stock_steps(base: str, tmp_path: Path, monkeypatch:
     packed = a_trainer(base, tmp_path / "packed", recipe)
     losses = packed.train(some_pairs(30)).history["loss"]
     assert any("split+last_layer" in note for note in packed.context.details), packed.context.details
-    stock = selection.StrategyChoice(packing.Strategy.STOCK, "of a test", {})
+    stock = packing.StrategyChoice(packing.Strategy.STOCK, "of a test", {})
     monkeypatch.setattr(trl_trainer, "strategy_select", lambda *_, **__: stock)
     plain = a_trainer(base, tmp_path / "plain", recipe)
     expected = plain.train(some_pairs(30)).history["loss"]

@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import load_file
 
 from rl.recipes import DPORecipe, KTORecipe, RecipeError, RewardModelRecipe, SFTRecipe
-from rl.training.adapter_trainer import FEWEST_TO_STOP, evaluation_interval, stopping_arguments, stops_early
+from rl.training.adapter_trainer import stopping_arguments
 from rl.training.dpo import DPOTrainer, ranking_loss
 from rl.training.kto import KTOTrainer
 from rl.training.policy import REFERENCE, load_policy
 from rl.training.result import TrainResult
 from rl.training.reward_model import RewardModelTrainer
+from rl.training.rows import FEWEST_TO_STOP, evaluation_interval, stops_early
 from rl.training.scoring import kl_to_reference, score_responses
 from rl.training.sft import SFTTrainer
 from rl.training.trl_trainer import best_evaluation

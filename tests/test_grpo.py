@@ -8,8 +8,8 @@ import pytest
 import torch
 import trl
 
-from packed_forward import selection, selftest
-from packed_forward.packing import Strategy
+from packed_forward import selftest
+from packed_forward.packing import Strategy, StrategyChoice
 from rl.recipes import GRPORecipe, RecipeError
 from rl.rewards.base import RewardSample, RewardValue
 from rl.training import grpo
@@ -83,7 +83,7 @@ def test_gradients_are_trls(trainer: Callable[..., GRPOTrainer], monkeypatch: py
         found = []
         for strategy in (self.choice.strategy, Strategy.STOCK):
             selftest.install(self.policy, strategy)
-            self.choice = selection.StrategyChoice(strategy, "", {})
+            self.choice = StrategyChoice(strategy, "", {})
             model.zero_grad()
             torch.nn.init.constant_(
                 model.base_model.model.model.layers[0].mlp.up_proj.lora_B.default.weight, 0.05

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from packed_forward.packing import Strategy
-from packed_forward.selection import StrategyChoice
+from packed_forward.packing import Strategy, StrategyChoice
 from rl.recipes import KTORecipe, RecipeError, SFTRecipe
 from rl.training import sft as sft_module
 from rl.training import trl_trainer
 from rl.training.encoding import batches_within, parts_alike
-from rl.training.kto import KTOTrainer, kto_weights, likelihood_loss, logistic_loss
+from rl.training.kto import KTOTrainer, likelihood_loss, logistic_loss
 from rl.training.policy import generate, load_policy
 from rl.training.result import TrainingRefused, TrainResult
+from rl.training.rows import kto_weights
 from rl.training.scoring import score_responses
 from rl.training.sft import SFTTrainer
 from tests.support.dpo_runs import HARDWARE, ListenerCallback, some_pairs

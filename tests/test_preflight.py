@@ -1,5 +1,8 @@
 """Preflight: answers looked at before and after a training, what is refused, what is said."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +129,57 @@ def test_a_look_at_the_policy_that_a_run_starts_from_leaves_the_base_as_it_was(t
     after = policy.model.state_dict()
     assert set(after) == set(before)
     assert all(torch.equal(weight, before[name]) for name, weight in after.items())
+
+
+PLAN = """
+import json, sys
+from pathlib import Path
+from rl.recipes import DPO_CONFIG, KTO_CONFIG, SFT_CONFIG
+from rl.training import estimates, preflight, profiler
+from tests.support.tiny_models import HARDWARE
+
+base, cache = sys.argv[1:]
+profiler.QUIET_SHARE = 0.0  # other tests run beside this one
+prompt = [{"role": "user", "content": "Where does a letter go?"}]
+good, bad = '{"folder": "Mail"}', '{"folder": "Office"}'
+said = {"chosen": good, "rejected": bad, "completion": good}
+state = {"document": "a letter", "folders": ["Mail", "Office"]}
+rows = [{"prompt": prompt, **said, "label": n % 2 == 0, "state": state} for n in range(8)]
+found = []
+for name, presets in (("dpo", DPO_CONFIG), ("kto", KTO_CONFIG), ("sft", SFT_CONFIG)):
+    recipe = presets["cpu"]
+    measured = profiler.MeasuredBase(base, HARDWARE, cache_dir=Path(cache))
+    found.append(preflight.tokens_check(measured, recipe, rows))
+    look = preflight.plan_check(measured, recipe, rows, agent="filer", phase=lambda name: None)
+    found.append(look.as_dict())
+    expected = getattr(estimates, name)(base, recipe, rows, hardware=HARDWARE, base=measured)
+    found.append([expected.steps, expected.minutes, expected.memory_gb, expected.reasons])
+heavy = ("peft", "trl", "datasets", "accelerate", "bitsandbytes", "transformers.modeling_utils", "sympy")
+print(json.dumps([found, [name for name in heavy if name in sys.modules]]))
+"""
+
+
+@pytest.mark.training
+def test_a_second_dry_run_gives_the_same_figures_and_loads_no_trainer(tmp_path: Path) -> None:
+    base = str(tiny_model(tmp_path / "base", "llama"))
+    figures, loaded = [], []
+    for _ in range(2):
+        command = [sys.executable, "-c", PLAN, base, str(tmp_path / "cache")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found, heavy = json.loads(done.stdout)
+        figures.append(found)
+        loaded.append(heavy)
+    assert figures[0] == figures[1]
+    assert "peft" in loaded[0]
+    assert loaded[1] == []
+
+
+def test_an_agent_is_known_by_the_same_text_in_every_process() -> None:
+    """A function's repr holds its address, with which no answer of an earlier process was found."""
+    texts = {slug: preflight.agent_identity(agent) for slug, agent in AGENTS.items()}
+    assert [slug for slug, text in texts.items() if " at 0x" in text] == []
+    assert len(set(texts.values())) == len(AGENTS)
 
 
 def test_free_text_has_no_form_to_look_at(base: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from rl.recipes import RECIPES
 from rl.recipes.base import MOST_PASSES, Recipe
-from rl.training.dpo import LengthGroupedSampler
+from rl.training.rows import LengthGroupedSampler
 
 FEW = Recipe(epochs=2.0, batch_size=16, min_steps=100)
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
-from packed_forward.packing import Strategy
-from packed_forward.selection import StrategyChoice
+from packed_forward.packing import Strategy, StrategyChoice
 from rl.recipes import RecipeError, RewardModelRecipe
 from rl.rewards.base import RewardSample
 from rl.statistics import calibration_curve, expected_calibration_error

@@ -11,10 +11,13 @@ from rl.bundled_models import BUNDLED_MODEL
 from rl.recipes import SFT_CONFIG, DPORecipe, KTORecipe, SFTRecipe
 from rl.training.chat_template import NotRenderable, ToolPrompt
 from rl.training.encoding import Encoder
+from rl.training.hardware import detect
 from rl.training.policy import generate, load_policy
 from rl.training.preflight import tokens_check
+from rl.training.profiler import MeasuredBase
 from rl.training.result import TrainingRefused
-from rl.training.sft import SFTTrainer, demonstrations_encoded
+from rl.training.rows import demonstrations_encoded
+from rl.training.sft import SFTTrainer
 from tests.support.tiny_models import tiny_tokenizer
 
 TEMPLATES = Path(__file__).parent / "support" / "chat_templates"
@@ -235,7 +238,7 @@ def test_a_dry_run_counts_what_the_training_leaves_out() -> None:
         {"prompt": picture, "completion": "3"},
     ]
     expected = ({"train": 1, "eval": 0}, {"empty response": 1, "not_text": 1})
-    assert tokens_check("bundled", SFTRecipe(), rows, rows[1:]) == expected
+    assert tokens_check(MeasuredBase("bundled", detect()), SFTRecipe(), rows, rows[1:]) == expected
 
 
 def test_a_dry_run_refuses_what_the_training_refuses() -> None:
@@ -246,10 +249,10 @@ def test_a_dry_run_refuses_what_the_training_refuses() -> None:
         "label": False,
     }
     with pytest.raises(TrainingRefused, match=r"1 good and 0 bad.*1 not_text"):
-        tokens_check("bundled", KTORecipe(), [good, bad])
+        tokens_check(MeasuredBase("bundled", detect()), KTORecipe(), [good, bad])
     alike = {"prompt": ASK, "chosen": [call(3, "c0")], "rejected": [call('{"sku":  3}', "c1")]}
     with pytest.raises(TrainingRefused, match="1 identical responses"):
-        tokens_check("bundled", DPORecipe(), [alike])
+        tokens_check(MeasuredBase("bundled", detect()), DPORecipe(), [alike])
 
 
 @pytest.mark.training

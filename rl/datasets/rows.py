@@ -74,6 +74,17 @@ class RowRules:
         return {"sources": self.sources} if kind == Snapshot.Kind.CORRECTIONS else {}
 
 
+def agent_check(agent: str) -> None:
+    """Raises DatasetRefused for an agent without a recorded decision."""
+    known = selectors.agent_slugs()
+    if agent not in known:
+        there = f"known are {', '.join(known)}" if known else "no decisions are recorded yet"
+        raise DatasetRefused(
+            f"no decision of agent {agent!r} is recorded; {there}. Record decisions first, or import a file: "
+            f"`{PROGRAM} import_feedback FILE --agent {agent}`"
+        )
+
+
 def source_opened(
     agent: str,
     file: FeedbackFile | None = None,
@@ -88,13 +99,7 @@ def source_opened(
     a file that cannot be read.
     """
     if file is None:
-        known = selectors.agent_slugs()
-        if agent not in known:
-            there = f"known are {', '.join(known)}" if known else "no decisions are recorded yet"
-            raise DatasetRefused(
-                f"no decision of agent {agent!r} is recorded; {there}. Record decisions first, or import a file: "
-                f"`{PROGRAM} import_feedback FILE --agent {agent}`"
-            )
+        agent_check(agent)
         return DatabaseEvidence(agent, put_off, keep_reasoning=keep_reasoning)
     if kind == Snapshot.Kind.PROMPTS and holds_prompts(file.path):
         return PromptFile(agent, file.path, file.validation_path)

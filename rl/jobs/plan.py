@@ -20,7 +20,7 @@ from rl.datasets.examples import Replay
 from rl.datasets.feedback_types import Row
 from rl.datasets.gate_distance import distance_of_prepared
 from rl.datasets.reward_records import rewards_calculate
-from rl.datasets.rows import RowRules
+from rl.datasets.rows import RowRules, agent_check
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import TrainOrder, base_model_for, base_model_settle
 from rl.jobs.progress import HARDWARE, READING, ProgressCallback, phase_callback
@@ -161,6 +161,8 @@ def teaching_check(knobs: Mapping[str, Any], rows: Sequence[Row], agent: str) ->
 def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> dict[str, object]:
     """Plan of what `train` would do (--dry-run): the dataset's counts, steps, minutes, memory, the recipe,
     and the share of valid answers of the base. `progress` is told the phases. Raises what refuses, as `train` does."""
+    if order.source == "db":
+        agent_check(order.agent)  # before torch is loaded, which takes seconds
     phase = phase_callback(progress)
     phase(HARDWARE)
     hardware = hardware_of(order.definition)
@@ -208,10 +210,8 @@ def _adapter_plan(
         rows, eval_rows, _ = demonstration_rows(recipe, rows, eval_rows, order.served)
         recipe = recipe.refit_to_rows(len(rows))
     phase("checking the rows as tokens")
-    samples, left_out = preflight.tokens_check(
-        base_model, recipe, rows, eval_rows, settings.RATCHET_HOME / "cache"
-    )
     base = base_measured(base_model, recipe, hardware)
+    samples, left_out = preflight.tokens_check(base, recipe, rows, eval_rows)
     with agent_resolve(order.served):
         look = preflight.plan_check(
             base,

@@ -15,6 +15,7 @@ from rl.agents.base import Agent
 from rl.datasets import DatasetRefused
 from rl.datasets.buffer import feedback_release, run_rewards_resolve
 from rl.datasets.reward_records import RewardsRefused
+from rl.datasets.rows import agent_check
 from rl.jobs import linear as linear_runs
 from rl.jobs.lifecycle import (
     MAX_ATTEMPTS,
@@ -95,6 +96,8 @@ def train(
     (TrainingFailed); the run's row has been marked by then. `note` is told before anything is loaded why the training
     may teach nothing.
     """
+    if order.source == "db":
+        agent_check(order.agent)  # before torch is loaded, which takes seconds
     phase_callback(progress)(HARDWARE)
     hardware = hardware_of(order.definition)
     with _launch_of(hardware) as launch:

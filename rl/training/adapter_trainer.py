@@ -25,6 +25,7 @@ from rl.training.encoding import EncodedResponse
 from rl.training.loading import ADAPTER_FILES, PolicyLoadError, adapter_read
 from rl.training.policy import LoadedPolicy, adapter_check, adapter_save, lora_config, matmul
 from rl.training.result import TrainingRefused, TrainResult
+from rl.training.rows import evaluation_interval, stops_early
 from rl.training.run import (
     Processes,
     RecipeT,
@@ -391,32 +392,6 @@ def history_columns(rows: Sequence[Row], evaluated: str = "eval_loss") -> dict[s
             if name.startswith("eval_") == bool(prefix):
                 history[name] = [float(row.get(name, math.nan)) for row in rows_by_step.values()]
     return history
-
-
-EVALUATIONS = 16
-"""Most evaluations of a run whose recipe does not say after how many steps."""
-
-EVALUATION_SHARE = 0.2
-"""Time of these evaluations by that of the training steps, at most. A row that is evaluated takes a third of the time
-of a row that is trained on."""
-
-
-FEWEST_TO_STOP = 64
-"""Eval rows from which they may end a run: the accuracy of 64 rows has a standard error of 6 points, that of the 30
-which 300 rated prompts give one of 9, more than a policy gains between two evaluations. A run with fewer makes the
-steps of its recipe."""
-
-
-def stops_early(recipe: Recipe, eval_rows: int) -> bool:
-    """True if the eval split may end such a run."""
-    return recipe.patience > 0 and eval_rows >= FEWEST_TO_STOP
-
-
-def evaluation_interval(recipe: Recipe, steps: int, eval_rows: int) -> int:
-    """Optimiser steps between evaluations of a run of `steps`: the recipe's, or as EVALUATION_SHARE allows."""
-    trained = steps * recipe.batch_size * recipe.gradient_accumulation
-    affordable = int(3 * EVALUATION_SHARE * trained / max(eval_rows, 1))
-    return recipe.eval_steps or max(1, math.ceil(steps / max(1, min(EVALUATIONS, affordable))))
 
 
 def stopping_arguments(recipe: Recipe, steps: int, eval_rows: int) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,15 +19,14 @@ from packed_forward.dpo_trainer import PreferenceCollator
 from packed_forward.forward import graphs_release
 from packed_forward.lazy_metrics import LazyMetrics
 from packed_forward.logps import causal_model
-from packed_forward.packing import MicroBatcher, UncollatedRows
-from packed_forward.selection import StrategyChoice
+from packed_forward.packing import MicroBatcher, StrategyChoice, UncollatedRows
 from rl.agents.base import Row
 from rl.recipes import DPORecipe
 from rl.training.adapter_trainer import TrainRows, common_arguments
-from rl.training.encoding import EncodedPairs, EncodedResponse, Encoder, PairTokens, reasoning_check
+from rl.training.encoding import EncodedPairs, EncodedResponse, PairTokens
 from rl.training.policy import LoadedPolicy
 from rl.training.preference import PreferenceTrainer
-from rl.training.result import TrainingRefused
+from rl.training.rows import LengthGroupedSampler, pairs_encoded
 from rl.training.run import Processes, RunContext
 from rl.training.trl_trainer import (
     RANKING_LOSS,
@@ -41,23 +40,6 @@ from rl.training.trl_trainer import (
 if TYPE_CHECKING:
     from transformers.modeling_outputs import CausalLMOutput
     from transformers.trainer_utils import EvalLoopOutput
-
-
-def pairs_encoded(
-    encoder: Encoder, rows: Sequence[Row], recipe: DPORecipe, *, needed: bool = True
-) -> EncodedPairs:
-    """Pairs as tokens. Raises TrainingRefused where none is left of rows that are `needed`."""
-    reasoning_check(encoder, recipe)
-    try:
-        pairs = encoder.pairs(rows, recipe.max_length, recipe.max_completion_length)
-    except ValueError as error:
-        raise TrainingRefused(str(error)) from error
-    if needed and not pairs.rows:
-        raise TrainingRefused(
-            f"expected at least one pair whose responses differ for the model, found none among {len(rows)}: "
-            f"{pairs.left_out.words()}"
-        )
-    return pairs
 
 
 class DPOTrainer(PreferenceTrainer[DPORecipe, EncodedPairs]):
@@ -150,56 +132,6 @@ class DPOTrainer(PreferenceTrainer[DPORecipe, EncodedPairs]):
 
 
 Forward = Callable[..., "CausalLMOutput"]
-
-
-class LengthGroupedSampler(torch.utils.data.Sampler[int]):
-    """Each epoch's order, a function of seed and epoch only: shuffled, then pairs of like length put side by side.
-
-    Sorting happens within windows of `WINDOW` batches and the batches are shuffled again, so that padding is saved
-    while batches still differ from epoch to epoch. Nothing is remembered between epochs: a resumed run repeats it.
-    """
-
-    WINDOW = 8
-
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        batch_size: int,
-        seed: int,
-        epoch: Callable[[], int | float],
-        groups: Sequence[int] | None = None,
-    ) -> None:
-        """`epoch`: a function that says which epoch is about to start. Rows of one of the `groups` (pairs of one
-        prompt) stay together, so that what they share is computed once; without them every row stands alone."""
-        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, epoch
-        members: dict[int, list[int]] = {}
-        for row in range(len(lengths)):
-            members.setdefault(groups[row] if groups is not None else row, []).append(row)
-        self.groups = list(members.values())
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + int(self.epoch()))
-        place: dict[int, int] = {}
-        shuffled = torch.randperm(len(self.groups), generator=generator).tolist()
-        for number, group in enumerate(shuffled):
-            place.update(dict.fromkeys(self.groups[group], number))
-        order = [row for group in shuffled for row in self.groups[group]]
-        longest = [max(self.lengths[row] for row in self.groups[group]) for group in shuffled]
-        window = self.WINDOW * self.batch_size
-        for start in range(0, len(order), window):
-            order[start : start + window] = sorted(
-                order[start : start + window], key=lambda i: (-longest[place[i]], place[i])
-            )
-        batches = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
-        whole = [batch for batch in batches if len(batch) == self.batch_size]
-        short = [batch for batch in batches if len(batch) < self.batch_size]
-        for i in torch.randperm(len(whole), generator=generator).tolist():
-            yield from whole[i]
-        for batch in short:  # last, or every later batch would straddle two groups
-            yield from batch
 
 
 def trl_losses(recipe: DPORecipe) -> tuple[list[str], list[float]]:

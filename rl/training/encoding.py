@@ -14,7 +14,6 @@ from packed_forward.packing import PairTokens
 from packed_forward.row_cache import RowCache, row_key
 from rl.agents.base import Message, Row
 from rl.chat_templates import DEFAULT_CHAT_TEMPLATE, TEMPLATE_ERRORS
-from rl.recipes.base import KEEP, AdapterRecipe, AnswerRecipe
 from rl.training.chat_template import (
     Answer,
     LeftOut,
@@ -25,7 +24,6 @@ from rl.training.chat_template import (
     response_of,
     tools_of,
 )
-from rl.training.result import TrainingRefused
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -492,29 +490,3 @@ def _shared_turns(prompt: ToolPrompt, sides: list[Answer]) -> tuple[ToolPrompt, 
     if not shared:
         return prompt, sides
     return ToolPrompt([*prompt, *map(dict, one[:shared])], prompt.tools), [one[shared:], other[shared:]]
-
-
-def reasoning_check(encoder: Encoder, recipe: AdapterRecipe) -> None:
-    """Raise TrainingRefused where the recipe keeps reasoning that the base model's chat template cannot write."""
-    keeps = isinstance(recipe, AnswerRecipe) and recipe.reasoning == KEEP
-    if keeps and not encoder.template.reasoning_field:
-        raise TrainingRefused(
-            "reasoning=keep: expected a base model whose chat template writes reasoning (Qwen 3, gpt-oss), "
-            f"found {encoder.tokenizer.name_or_path or 'one'} whose template writes none; leave the knob out, or take "
-            "another base model"
-        )
-
-
-def rows_writable(encoder: Encoder, rows: Sequence[Row], *, needed: bool = True) -> tuple[list[Row], LeftOut]:
-    """`Encoder.written`. Raises TrainingRefused for rows of another shape, and where none is left of rows that are
-    `needed`."""
-    try:
-        kept, left_out = encoder.written(rows)
-    except ValueError as error:
-        raise TrainingRefused(str(error)) from error
-    if needed and not kept:
-        raise TrainingRefused(
-            f"expected a row that the base model's chat template can write, found none among {len(rows)}: "
-            f"{left_out.words()}"
-        )
-    return kept, left_out

@@ -15,14 +15,10 @@ from rl.recipes import DPORecipe, GRPORecipe, KTORecipe, PPORecipe, Recipe, Rewa
 from rl.recipes.base import AnswerRecipe, SampledRecipe
 from rl.recipes.fit import GB, Memory, ModelShape, Speed, memory_of
 from rl.rewards.catalogue import reward_models_named
-from rl.training.adapter_trainer import evaluation_interval, stops_early
 from rl.training.chat_template import prompt_messages
-from rl.training.constrained_generation import AnswerForms
-from rl.training.dpo import LengthGroupedSampler
 from rl.training.encoding import EncodedColumn, EncodedResponse, Encoder, parts_alike
 from rl.training.hardware import Hardware, detect
-from rl.training.loading import load_shape
-from rl.training.policy import LoadedPolicy
+from rl.training.loading import model_shape
 from rl.training.profiler import (
     ASKABLE,
     MeasuredBase,
@@ -33,14 +29,15 @@ from rl.training.profiler import (
     profile_base,
     profile_counted,
 )
-from rl.training.reward_model import SCALE_ROWS
-from rl.training.rewarding import Prompts, answer_forms
-from rl.training.run import RecipeT
+from rl.training.rows import SCALE_ROWS, LengthGroupedSampler, evaluation_interval, stops_early
 
 if TYPE_CHECKING:
-    import torch
+    from rl.training.constrained_generation import AnswerForms
+    from rl.training.policy import LoadedPolicy
+    from rl.training.rewarding import Prompts
 
 T = TypeVar("T")
+RecipeT = TypeVar("RecipeT", bound=Recipe)
 SampledT = TypeVar("SampledT", bound=SampledRecipe)
 
 SAMPLE = 512
@@ -74,13 +71,13 @@ class Planned(Generic[RecipeT]):
     agent: str
 
     @functools.cached_property
-    def shape(self) -> tuple[torch.nn.Module, Encoder, int]:
+    def shape(self) -> ModelShape:
         causal = getattr(self.recipe, "architecture", "causal") != "encoder"
-        return self.base.shape if causal else load_shape(self.base.base_model, causal=False)
+        return self.base.shape if causal else model_shape(self.base.base_model, causal=False)
 
     @property
     def encoder(self) -> Encoder:
-        return self.shape[1]
+        return self.base.encoder
 
     @property
     def steps(self) -> int:
@@ -170,10 +167,9 @@ def estimated(what: str) -> Callable[[Callable[[Planned[RecipeT]], Work | None]]
 
 def _estimate(planned: Planned[RecipeT], work: Work, hardware: Hardware) -> Estimate:
     recipe, base = planned.recipe, planned.base
-    config, _, parameters = planned.shape
-    shape = ModelShape.of(config.get_text_config().to_dict(), parameters)
+    shape = planned.shape
     causal = getattr(recipe, "architecture", "causal") != "encoder"
-    if causal and parameters <= ASKABLE and base.hardware.dtype == hardware.dtype:
+    if causal and shape.parameters <= ASKABLE and base.hardware.dtype == hardware.dtype:
         profile = profile_base(base, recipe, work.micros, packed=work.packed)
     else:
         profile = profile_counted(shape, hardware, work.micros, packed=work.packed)
@@ -483,6 +479,8 @@ def _held_out_answers(planned: Planned[SampledT]) -> float:
 
 
 def _prompts(planned: Planned[SampledT]) -> Prompts | None:
+    from rl.training.rewarding import Prompts
+
     some, _ = planned.encoder.written(list(planned.rows)[:SAMPLE])
     if not some:
         return None
@@ -493,6 +491,8 @@ def _prompts(planned: Planned[SampledT]) -> Prompts | None:
 
 
 def _sampled(planned: Planned[SampledT], prompts: Prompts, at_once: int, samples: int) -> SampledBatches:
+    from rl.training.rewarding import answer_forms
+
     def forms_of(policy: LoadedPolicy) -> AnswerForms:
         return answer_forms(policy, planned.agent, prompts)
 

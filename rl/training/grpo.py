@@ -21,8 +21,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from packed_forward.dpo_trainer import is_sharded
 from packed_forward.logps import causal_model
-from packed_forward.packing import Strategy, pack
-from packed_forward.selection import StrategyChoice
+from packed_forward.packing import Strategy, StrategyChoice, pack
 from rl.agents.base import Row
 from rl.recipes import BASE, GRPORecipe
 from rl.training.adapter_trainer import TrainRows, common_arguments

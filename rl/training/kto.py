@@ -17,66 +17,15 @@ from packed_forward.packing import Strategy, completion_batch, pack
 from rl.agents.base import Row
 from rl.recipes import KTORecipe
 from rl.training.adapter_trainer import TrainRows, common_arguments
-from rl.training.chat_template import LeftOut
-from rl.training.encoding import EMPTY, EncodedResponse, Encoder, reasoning_check
+from rl.training.encoding import EncodedResponse
 from rl.training.policy import LoadedPolicy
 from rl.training.preference import PreferenceTrainer
-from rl.training.result import TrainingRefused
+from rl.training.rows import kto_weights, labels_encoded
 from rl.training.run import RunContext
 from rl.training.trl_trainer import TokenizedTrainerMixin, forward_settle, strategy_apply, trainer_settle
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import CausalLMOutput
-
-BALANCE = (1.0, 4.0 / 3.0)
-"""Bounds of (weight x number of good) / (weight x number of bad): Ethayarajh et al. 2024, eq. 9."""
-
-
-def kto_weights(good: int, bad: int) -> tuple[float, float]:
-    """Weights of good and of bad responses for so many of each, the rarer side's raised until the paper's bounds hold.
-
-    Eq. 9 of arXiv 2402.01306: w_D n_D / (w_U n_U) in [1, 4/3]. Raises TrainingRefused where a side is empty: with good
-    responses alone that is supervised fine-tuning.
-    """
-    if not good or not bad:
-        raise TrainingRefused(
-            f"expected good and bad responses, found {good} good and {bad} bad: rate more responses of "
-            "the missing kind" + (", or use train_sft, which needs only good ones" if good else "")
-        )
-    ratio = good / bad
-    low, high = BALANCE
-    if ratio < low:
-        return low / ratio, 1.0
-    if ratio > high:
-        return 1.0, ratio / high
-    return 1.0, 1.0
-
-
-def labels_encoded(
-    encoder: Encoder, rows: Sequence[Row], recipe: KTORecipe, *, needed: bool = True
-) -> tuple[list[tuple[EncodedResponse, bool]], LeftOut]:
-    """Responses as tokens with whether each was good, and what was left out. Raises TrainingRefused where rows that are
-    `needed` do not leave both kinds."""
-    reasoning_check(encoder, recipe)
-    try:
-        column = encoder.column(rows, "completion", recipe.max_length, recipe.max_completion_length)
-    except ValueError as error:
-        raise TrainingRefused(str(error)) from error
-    items = []
-    for item, number in zip(column.items, column.index, strict=True):
-        if item.prompt_ids and item.response_ids:
-            items.append((item, bool(rows[number]["label"])))
-        else:
-            column.left_out.add(EMPTY, rows[number], number)
-    good = sum(label for _, label in items)
-    if needed:
-        try:
-            kto_weights(good, len(items) - good)
-        except TrainingRefused as refusal:
-            left_out = f" (left out: {column.left_out.words()})" if column.left_out.counts else ""
-            raise TrainingRefused(f"{refusal}{left_out}") from refusal
-    return items, column.left_out
-
 
 Labelled = list[tuple[EncodedResponse, bool]]
 """Responses as tokens, and whether each was good."""

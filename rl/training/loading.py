@@ -9,26 +9,29 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig
 from transformers.utils import cached_file, logging
 
 from rl.bundled_models import resolve_base_model
 from rl.chat_templates import template_read
 from rl.checksums import TEMPLATE_FILES, FileDamaged, sums_check
+from rl.recipes.fit import ModelShape
 from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+FINDINGS = "findings.sqlite3"
+"""File in a cache folder with what was found out about models: self-tests, speeds, the answers of base models."""
+
+TOKENS = "tokens.sqlite3"
+"""File in a cache folder with the tokens of texts."""
 
 
 def load_shape(base_model: str, *, causal: bool = True) -> tuple[torch.nn.Module, Encoder, int]:
@@ -38,28 +41,50 @@ def load_shape(base_model: str, *, causal: bool = True) -> tuple[torch.nn.Module
     """
     source = model_located(base_model)
     config, tokenizer = config_load(base_model, source), tokenizer_load(base_model, source)
+    parameters = parameters_count(base_model, config, causal=causal)
+    return config, encoder_made(base_model, tokenizer, *text_limits(config)), parameters
+
+
+def model_shape(base_model: str, *, causal: bool = True) -> ModelShape:
+    """The numbers of a base model that decide its memory, without its weights. Raises PolicyLoadError."""
+    config = config_load(base_model, model_located(base_model))
+    parameters = parameters_count(base_model, config, causal=causal)
+    return ModelShape.of(config.get_text_config().to_dict(), parameters)
+
+
+def parameters_count(base_model: str, config: PreTrainedConfig, *, causal: bool = True) -> int:
+    """Number of parameters of a model with this configuration, without its weights. Raises PolicyLoadError."""
+    from transformers import AutoModel, AutoModelForCausalLM  # they take seconds to import
+
     try:
         with torch.device("meta"):
             kind = AutoModelForCausalLM if causal else AutoModel
-            parameters = sum(p.numel() for p in kind.from_config(config).parameters())
+            return sum(p.numel() for p in kind.from_config(config).parameters())
     except ValueError as error:
         raise PolicyLoadError(f"{base_model} is no causal language model: {error}") from error
-    return config, encoder_made(base_model, config, tokenizer), parameters
 
 
 def load_encoder(base_model: str) -> Encoder:
     """A base model's encoder alone, without its weights. Raises PolicyLoadError."""
     source = model_located(base_model)
-    return encoder_made(base_model, config_load(base_model, source), tokenizer_load(base_model, source))
+    limits = text_limits(config_load(base_model, source))
+    return encoder_made(base_model, tokenizer_load(base_model, source), *limits)
 
 
-def encoder_made(base_model: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Encoder:
-    """A base model's encoder. Raises PolicyLoadError where the tokenizer writes tokens without an embedding.
+def text_limits(config: PreTrainedConfig) -> tuple[int | None, int]:
+    """Positions that a model can read, None without a limit, and rows of its embedding."""
+    return context_of(config), int(config.get_text_config().vocab_size)
+
+
+def encoder_made(
+    base_model: str, tokenizer: PreTrainedTokenizerBase, context: int | None, rows: int
+) -> Encoder:
+    """A base model's encoder, by its `text_limits`. Raises PolicyLoadError where the tokenizer writes tokens without an
+    embedding.
 
     Special tokens beyond the embeddings that no prompt or answer has are allowed: Gemma's stands for an image.
     """
-    encoder = Encoder(tokenizer, context_of(config))
-    rows = int(config.get_text_config().vocab_size)
+    encoder = Encoder(tokenizer, context)
     if len(tokenizer) <= rows:
         return encoder
     used = {tokenizer.pad_token_id, tokenizer.bos_token_id, *encoder.stop_ids}
@@ -88,9 +113,14 @@ def config_load(base_model: str, source: str) -> PreTrainedConfig:
         raise PolicyLoadError(f"{base_model} has a configuration that is not understood: {error}") from error
 
 
-def tokenizer_load(base_model: str, source: str) -> PreTrainedTokenizerBase:
+def tokenizer_load(base_model: str, source: str, kind: str = "AutoTokenizer") -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, as `kind` of transformers. AutoTokenizer finds the kind, and takes a second for it.
+
+    Raises PolicyLoadError.
+    """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        loader = getattr(transformers, kind)
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(source, trust_remote_code=False)
         if not tokenizer.chat_template and (file := _template_file(source)) is not None:
             tokenizer.chat_template = template_read(file.parent)
         template = tokenizer.chat_template
@@ -126,6 +156,8 @@ def _unreachable(base_model: str, error: Exception) -> str:
 def model_load(
     base_model: str, source: str, config: PreTrainedConfig, hardware: Hardware, quantized: object
 ) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
     extra: dict[str, object] = {}
     if quantized is not None:
         extra = {"quantization_config": quantized, "device_map": {"": _device(hardware)}}
@@ -195,6 +227,8 @@ def context_of(config: PreTrainedConfig) -> int | None:
 def four_bit(hardware: Hardware) -> tuple[object, str]:
     """The 4-bit configuration, or None, and the note for the person either way."""
     if hardware.supports_4bit:
+        from transformers import BitsAndBytesConfig
+
         compute = torch.float32 if hardware.dtype == "float32" else getattr(torch, hardware.dtype)
         try:
             _try_four_bit(_device(hardware), compute)

@@ -40,6 +40,8 @@ from rl.training.hardware import Hardware, cpu_model, detect
 from rl.training.loading import (
     ADAPTER_FILES,
     FACTS,
+    FINDINGS,
+    TOKENS,
     PolicyLoadError,
     adapter_read,
     base_check,
@@ -48,6 +50,7 @@ from rl.training.loading import (
     four_bit,
     model_load,
     model_located,
+    text_limits,
     tokenizer_load,
 )
 
@@ -200,7 +203,7 @@ def load_policy(
     if quantization == "4bit":
         four_bit_config, note = four_bit(hardware)
         notes.append(note)
-    encoder = encoder_made(base_model, config, tokenizer)
+    encoder = encoder_made(base_model, tokenizer, *text_limits(config))
     model = model_load(base_model, source, config, hardware, four_bit_config)
     notes += encoder.notes
     policy = LoadedPolicy(
@@ -237,12 +240,6 @@ def load_policy(
     policy.model.train(trainable)
     return policy
 
-
-FINDINGS = "findings.sqlite3"
-"""File in a cache folder with what was found out about models: self-tests, speeds, the answers of base models."""
-
-TOKENS = "tokens.sqlite3"
-"""File in a cache folder with the tokens of texts."""
 
 REFERENCE = "reference"
 """Folder in a policy's adapter that holds the reference it was trained against, where that is not the base."""

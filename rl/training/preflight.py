@@ -11,26 +11,27 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from peft import PeftModel
 from torch import distributed
-from transformers import Trainer
 
-from packed_forward.row_cache import RowCache
 from rl.agents import get_agent
 from rl.agents.base import Agent, InvalidResponse, Row
 from rl.recipes import BASE, DPORecipe, KTORecipe, Recipe, RewardModelRecipe, SFTRecipe
 from rl.statistics import wilson_interval
 from rl.training.chat_template import prompt_messages
-from rl.training.encoding import Encoder, rows_writable
+from rl.training.encoding import Encoder
 from rl.training.hardware import Hardware
-from rl.training.loading import load_encoder
-from rl.training.policy import TOKENS, LoadedPolicy, generate, load_policy
 from rl.training.profiler import ASKABLE, MeasuredBase
 from rl.training.result import TrainListener, TrainResult
+from rl.training.rows import demonstrations_encoded, labels_encoded, pairs_encoded, rows_writable
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+    from rl.training.policy import LoadedPolicy
 
 PROMPTS = 24
 """Prompts that are answered, spread over the rows: none valid of so many means less than 14 % are (95 %, Wilson)."""
@@ -126,6 +127,8 @@ def answers_check(
     if not rows:
         return None
     chosen = [rows[i] for i in sorted({len(rows) * i // prompts for i in range(prompts)})]
+    from rl.training.policy import generate
+
     was_training = policy.model.training
     policy.model.eval()
     try:
@@ -223,6 +226,8 @@ def start_policy(policy: LoadedPolicy, recipe: Recipe) -> Iterator[LoadedPolicy]
     if start == BASE or not Path(start).is_dir():
         yield policy
         return
+    from peft import PeftModel
+
     base = policy.model
     policy.model = PeftModel.from_pretrained(base, start, use_safetensors=True)
     try:
@@ -245,6 +250,8 @@ def base_check(
     """Check of a base model, loaded for it, or of the adapter that a recipe starts from; None as `answers_check`."""
     if not get_agent(agent or "assistant").discrete or not rows:
         return None
+    from rl.training.policy import load_policy
+
     say = phase or (lambda name: None)
     say("loading the model")
     policy = load_policy(base_model, hardware=hardware, quantization=quantization, cache_dir=cache_dir)
@@ -275,7 +282,9 @@ def plan_check(
         return None
     prompts = PROMPTS if base.parameters <= QUICK else PLAN_PROMPTS
     start = str(recipe.as_dict().get("start_from", BASE))
-    asked = json.dumps([rows, agent, repr(definition), start, recipe.constrains, prompts], default=str)
+    asked = json.dumps(
+        [rows, agent, agent_identity(definition), start, recipe.constrains, prompts], default=str
+    )
     key = base.key("answers", asked)
     known = base.find(key) if start == BASE else None
     if known is not None:
@@ -291,12 +300,13 @@ def plan_check(
     return check
 
 
+def agent_identity(agent: Agent) -> str:
+    """What makes two agents equal, as text: the same in every process, so without its functions."""
+    return f"{type(agent).__qualname__} {[getattr(agent, one.name) for one in fields(agent) if one.compare]}"
+
+
 def tokens_check(
-    base_model: str,
-    recipe: Recipe,
-    rows: Sequence[Row],
-    eval_rows: Sequence[Row] = (),
-    cache_dir: Path | None = None,
+    base: MeasuredBase, recipe: Recipe, rows: Sequence[Row], eval_rows: Sequence[Row] = ()
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Rows of each split that are left once they are tokens, and why others of the train split are not, by the code
     that the training runs.
@@ -307,19 +317,13 @@ def tokens_check(
     """
     if not rows or (isinstance(recipe, RewardModelRecipe) and recipe.is_linear):
         return {"train": len(rows), "eval": len(eval_rows)}, {}
-    encoder = load_encoder(base_model)
-    if cache_dir is not None:
-        encoder.cache = RowCache(cache_dir / TOKENS)
     count = _counter(recipe)
-    kept, left_out = count(encoder, rows, True)
-    return {"train": kept, "eval": count(encoder, eval_rows, False)[0] if eval_rows else 0}, left_out
+    kept, left_out = count(base.encoder, rows, True)
+    return {"train": kept, "eval": count(base.encoder, eval_rows, False)[0] if eval_rows else 0}, left_out
 
 
 def _counter(recipe: Any) -> Callable[[Encoder, Sequence[Any], bool], tuple[int, dict[str, int]]]:
     """Function of (encoder, rows, whether any are needed) that counts what a method keeps, and what it leaves out."""
-    from rl.training.dpo import pairs_encoded
-    from rl.training.kto import labels_encoded
-    from rl.training.sft import demonstrations_encoded
 
     def pairs(encoder: Encoder, rows: Sequence[Row], needed: bool) -> tuple[int, dict[str, int]]:
         found = pairs_encoded(encoder, rows, recipe, needed=needed)

@@ -2,6 +2,9 @@
 
 A base model of at most ASKABLE parameters is loaded and measured, once per machine. The step of a larger one is
 counted: the products of its weights and tokens, at the rate of one product of matrices timed here.
+
+What loads or measures a model imports PEFT, TRL and the models of transformers, which takes seconds, inside functions:
+a dry run whose figures are known loads none of them.
 """
 
 from __future__ import annotations
@@ -18,26 +21,32 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftModel, get_peft_model
 
-from packed_forward.forward import packed_logps
-from packed_forward.logps import causal_model, collate, head_logps
 from packed_forward.packing import Strategy, pack
 from packed_forward.row_cache import RowCache, packed_code, row_key
-from packed_forward.selection import strategy_select
 from rl.checksums import base_hash
 from rl.recipes import Recipe
 from rl.recipes.base import SampledRecipe
 from rl.recipes.fit import ModelShape, kept_bytes
-from rl.training.constrained_generation import AnswerForms, Sampling
 from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware
-from rl.training.loading import load_shape, model_located
-from rl.training.policy import FINDINGS, LoadedPolicy, load_policy, lora_config, matmul
-from rl.training.rollout import sample_responses
+from rl.training.loading import (
+    FINDINGS,
+    TOKENS,
+    config_load,
+    encoder_made,
+    model_located,
+    model_shape,
+    text_limits,
+    tokenizer_load,
+)
+
+if TYPE_CHECKING:
+    from rl.training.constrained_generation import AnswerForms
+    from rl.training.policy import LoadedPolicy
 
 ASKABLE = 1_000_000_000
 """Parameters up to which a base model is loaded before a training, to be measured and asked."""
@@ -81,16 +90,39 @@ class MeasuredBase:
         self._found: dict[bytes, object] = {}
 
     @functools.cached_property
-    def shape(self) -> tuple[torch.nn.Module, Encoder, int]:
-        """Configuration, encoder and number of parameters of a causal base."""
-        return load_shape(self.base_model)
+    def encoder(self) -> Encoder:
+        """The base's encoder, with the tokens that earlier runs made."""
+        source = model_located(self.base_model)
+        key = self.key("encoder")
+        if (known := self.find(key)) is None:
+            limits = text_limits(config_load(self.base_model, source))
+            tokenizer = tokenizer_load(self.base_model, source)
+            self.store(key, [type(tokenizer).__name__, *limits], lasting=Path(source).is_dir())
+        else:  # a configuration takes a second to load
+            kind, *limits = known
+            tokenizer = tokenizer_load(self.base_model, source, kind)
+        encoder = encoder_made(self.base_model, tokenizer, *limits)
+        if self.cache_dir is not None:
+            encoder.cache = RowCache(self.cache_dir / TOKENS)
+        return encoder
+
+    @functools.cached_property
+    def shape(self) -> ModelShape:
+        """Shape of a causal base. Raises PolicyLoadError."""
+        key = self.key("shape")
+        if (known := self.find(key)) is None:
+            known = dataclasses.asdict(model_shape(self.base_model))
+            self.store(key, known, lasting=Path(model_located(self.base_model)).is_dir())
+        return ModelShape(**known)
 
     @property
     def parameters(self) -> int:
-        return self.shape[2]
+        return self.shape.parameters
 
     @functools.cached_property
     def policy(self) -> LoadedPolicy:
+        from rl.training.policy import load_policy
+
         return load_policy(
             self.base_model, hardware=self.hardware, quantization=self.quantization, cache_dir=self.cache_dir
         )
@@ -155,6 +187,9 @@ def _measure(
     policy: LoadedPolicy, recipe: Recipe, micros: Sequence[Micro], packed: bool
 ) -> tuple[MicroBatchProfile, int]:
     """The profile of a middle micro-batch, with the memory of the longest, and its tokens."""
+    from packed_forward.selection import strategy_select
+    from rl.training.policy import matmul
+
     _adapter_ensure(policy, recipe)
     strategy = Strategy.STOCK
     with matmul(policy.hardware):
@@ -191,6 +226,10 @@ def _measure(
 
 def _adapter_ensure(policy: LoadedPolicy, recipe: Recipe) -> None:
     """Give the base a fresh adapter, which changes none of its answers."""
+    from peft import PeftModel, get_peft_model
+
+    from rl.training.policy import lora_config
+
     if not isinstance(policy.model, PeftModel):
         policy.model = get_peft_model(policy.model, lora_config(recipe, policy.model)).eval()
 
@@ -204,6 +243,9 @@ def _cut(micro: Micro) -> Micro:
 
 
 def _runner(policy: LoadedPolicy, strategy: Strategy) -> Callable[[Micro], torch.Tensor]:
+    from packed_forward.forward import packed_logps
+    from packed_forward.logps import causal_model, collate, head_logps
+
     model, pad = causal_model(policy.model), policy.tokenizer.pad_token_id
 
     def run(micro: Micro) -> torch.Tensor:
@@ -256,6 +298,8 @@ def _saved_bytes(policy: LoadedPolicy, run: Callable[[], torch.Tensor]) -> tuple
 @contextmanager
 def _record_hidden_bytes(model: torch.nn.Module) -> Iterator[list[int]]:
     """Bytes of the hidden states that come out of the embedding."""
+    from packed_forward.logps import causal_model
+
     sizes: list[int] = []
     embedding = causal_model(model).get_input_embeddings()
     hook = embedding.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel() * out.element_size()))
@@ -290,6 +334,8 @@ PRODUCT = {"cpu": (512, 2048, 3), "cuda": (4096, 4096, 20)}
 
 def product_rate(hardware: Hardware) -> float:
     """Operations a second of one product [rows, width] @ [width, width] in the machine's dtype, timed here."""
+    from rl.training.policy import matmul
+
     rows, width, times = PRODUCT.get(hardware.device, PRODUCT["cpu"])
     dtype = getattr(torch, hardware.dtype)
     generator = torch.Generator(hardware.device).manual_seed(0)  # products of zeros and ones run faster
@@ -365,6 +411,11 @@ def answers_sampled(
             2 * base.parameters * passes / (EFFICIENCY[base.hardware.device] * product_rate(base.hardware))
         )
         return SampledBatches(items, seconds)
+    from packed_forward.logps import causal_model
+    from rl.training.constrained_generation import Sampling
+    from rl.training.policy import matmul
+    from rl.training.rollout import sample_responses
+
     policy = base.policy
     _adapter_ensure(policy, recipe)
     model = causal_model(policy.model.eval())

@@ -34,7 +34,7 @@ from rl.recipes import RewardModelRecipe as RewardModelConfig
 from rl.recipes.reward_model import AUTO, CAUSAL, FACTS, LINEAR
 from rl.training.adapter_trainer import AdapterTrainer, Outcome, TrainRows, common_arguments
 from rl.training.chat_template import LeftOut
-from rl.training.encoding import EncodedResponse, Encoder, rows_writable
+from rl.training.encoding import EncodedResponse, Encoder
 from rl.training.hardware import Hardware
 from rl.training.loading import load_encoder, model_located
 from rl.training.policy import LoadedPolicy
@@ -49,11 +49,9 @@ from rl.training.reward_scores import (
     pad_batch,
     ranked_share,
 )
+from rl.training.rows import SCALE_ROWS, rows_writable
 from rl.training.run import RunContext
 from rl.training.trl_trainer import TokenizedTrainerMixin, strategy_apply, trainer_settle
-
-SCALE_ROWS = 256
-"""Training rows, at most, whose scores set the scale of a finished model's."""
 
 
 def train_reward_model(

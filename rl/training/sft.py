@@ -17,15 +17,11 @@ from rl.agents.base import Row
 from rl.recipes import SFTRecipe
 from rl.training.adapter_trainer import AdapterTrainer, TrainRows, common_arguments
 from rl.training.encoding import (
-    EMPTY,
-    EncodedColumn,
     EncodedResponse,
-    Encoder,
     parts_alike,
-    reasoning_check,
 )
 from rl.training.policy import LoadedPolicy
-from rl.training.result import TrainingRefused
+from rl.training.rows import demonstrations_encoded
 from rl.training.run import RunContext, reference_cache
 from rl.training.trl_trainer import (
     TokenizedTrainerMixin,
@@ -40,32 +36,6 @@ if TYPE_CHECKING:
 
 Reference = dict[tuple[int, ...], float]
 """Tokens of a prompt and its demonstration -> the base's log-probability of the demonstration, nats."""
-
-
-def demonstrations_encoded(
-    encoder: Encoder, rows: Sequence[Row], recipe: SFTRecipe, *, needed: bool = True
-) -> EncodedColumn:
-    """Demonstrations as tokens; those without a word are left out. Raises TrainingRefused where none is left of rows
-    that are `needed`."""
-    reasoning_check(encoder, recipe)
-    try:
-        encoded = encoder.column(
-            rows, "completion", recipe.max_length, recipe.max_completion_length, turns=True
-        )
-    except ValueError as error:
-        raise TrainingRefused(str(error)) from error
-    said = [item.response_ids != [encoder.turn_end_id] and item.response_ids != [] for item in encoded.items]
-    for number, kept in zip(encoded.index, said, strict=True):
-        if not kept:
-            encoded.left_out.add(EMPTY, rows[number], number)
-    encoded.items = [item for item, kept in zip(encoded.items, said, strict=True) if kept]
-    encoded.index = [number for number, kept in zip(encoded.index, said, strict=True) if kept]
-    if needed and not encoded.items:
-        raise TrainingRefused(
-            f"expected a demonstration that the base model can be shown, found none among {len(rows)}: "
-            f"{encoded.left_out.words()}"
-        )
-    return encoded
 
 
 class SFTTrainer(AdapterTrainer[SFTRecipe, list[EncodedResponse]]):

@@ -26,8 +26,8 @@ from packed_forward.dpo_trainer import install_forward, is_sharded
 from packed_forward.forward import graphs_release, graphs_use
 from packed_forward.lazy_metrics import LazyMetrics, LazyScalar
 from packed_forward.logps import causal_model
-from packed_forward.packing import Strategy
-from packed_forward.selection import StrategyChoice, strategy_select
+from packed_forward.packing import Strategy, StrategyChoice
+from packed_forward.selection import strategy_select
 from packed_forward.selftest import Head, install
 from rl.recipes.base import AnswerRecipe
 from rl.training.encoding import EncodedResponse

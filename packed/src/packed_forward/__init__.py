@@ -13,13 +13,9 @@ from collections.abc import Sequence
 
 import torch
 
-from packed_forward.forward import packed_logps, strategy_of
-from packed_forward.logps import causal_model, collate, token_logps
-from packed_forward.packing import PackedBatch, Strategy, TokenizedCompletion, pack
-from packed_forward.selection import StrategyChoice, strategy_select
-from packed_forward.selftest import PackableModel
+from packed_forward.packing import PackedBatch, Strategy, StrategyChoice, TokenizedCompletion, pack
 
-__all__ = ["Packed", "Strategy", "StrategyChoice", "completion_logps", "pack", "prepare"]
+__all__ = ["PackedBatch", "Strategy", "StrategyChoice", "completion_logps", "pack", "prepare"]
 
 
 def prepare(
@@ -36,6 +32,10 @@ def prepare(
     the rows to come, the longest among them. `gradients=False` for a model that only scores. STOCK in the choice means
     that none is exact; `completion_logps` then computes unpacked rows.
     """
+    # transformers and trl take seconds to import; who only packs rows does not wait for them
+    from packed_forward.selection import strategy_select
+    from packed_forward.selftest import PackableModel
+
     rows = [TokenizedCompletion(list(p), list(c)) for p, c in zip(prompts, completions, strict=True)]
     return strategy_select(PackableModel(model, pad_token_id), rows, gradients=gradients)
 
@@ -45,6 +45,9 @@ def completion_logps(model: torch.nn.Module, packed: PackedBatch) -> torch.Tenso
 
     The model must have been given to `prepare`, or it computes the rows one by one with its own forward.
     """
+    from packed_forward.forward import packed_logps, strategy_of
+    from packed_forward.logps import causal_model, collate, token_logps
+
     causal = causal_model(model)
     strategy = strategy_of(causal)
     if strategy is not Strategy.STOCK:

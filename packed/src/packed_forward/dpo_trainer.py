@@ -32,12 +32,13 @@ from packed_forward.packing import (
     PackedBatch,
     PairTokens,
     Strategy,
+    StrategyChoice,
     TokenizedCompletion,
     completion_batch,
     pack,
 )
 from packed_forward.row_cache import SelftestCache
-from packed_forward.selection import StrategyChoice, strategy_select
+from packed_forward.selection import strategy_select
 from packed_forward.selftest import PackableModel, install
 
 if TYPE_CHECKING:

@@ -297,6 +297,25 @@ PREFIX_ATTENTION_STRATEGIES = (Strategy.LAST_LAYER, Strategy.SPLIT)
 """Strategies whose attention is `prefix_attention`."""
 
 
+@dataclass(frozen=True)
+class StrategyChoice:
+    """The forward strategy a model is computed with, and the reason."""
+
+    strategy: Strategy
+    reason: str
+    agreement: dict[str, str]
+    """Strategy -> the differences measured, or why it was not measured."""
+    raised: bool = False
+    """True if a candidate raised an error, which may have been a passing one."""
+
+    @property
+    def summary(self) -> str:
+        """One line for a run's record."""
+        if self.strategy is Strategy.STOCK:
+            return f"rows are not packed: {self.reason}"
+        return f"forward pass for rows that share a prompt: {self.strategy}, as it {self.reason}"
+
+
 class PairTokens(TypedDict):
     """A preference pair as token ids."""
 

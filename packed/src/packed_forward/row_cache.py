@@ -17,8 +17,6 @@ from typing import Protocol, TypedDict
 
 import torch
 
-from packed_forward.prefix_attention import ATTENTION
-
 logger = logging.getLogger("packed_forward.row_cache")
 
 BUSY_S = 30.0
@@ -220,6 +218,8 @@ def selftest_store(policy: CachedPolicy, key: bytes, longest: int, **result: obj
 
 
 def _attention(model: torch.nn.Module) -> str:
+    from packed_forward.prefix_attention import ATTENTION
+
     kind = str(model.config._attn_implementation)
     return "sdpa" if kind == ATTENTION else kind  # prefix attention was put in sdpa's place
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -19,31 +18,13 @@ from packed_forward.packing import (
     PREFIX_ATTENTION_STRATEGIES,
     CompletionTokens,
     Strategy,
+    StrategyChoice,
 )
 from packed_forward.prefix_attention import ATTENTION
 from packed_forward.row_cache import selftest_key, selftest_read, selftest_store
 from packed_forward.selftest import FORWARD_ERRORS, Head, PackablePolicy, install
 
 logger = logging.getLogger("packed_forward.selection")
-
-
-@dataclass(frozen=True)
-class StrategyChoice:
-    """The forward strategy a model is computed with, and the reason."""
-
-    strategy: Strategy
-    reason: str
-    agreement: dict[str, str]
-    """Strategy -> the differences measured, or why it was not measured."""
-    raised: bool = False
-    """True if a candidate raised an error, which may have been a passing one."""
-
-    @property
-    def summary(self) -> str:
-        """One line for a run's record."""
-        if self.strategy is Strategy.STOCK:
-            return f"rows are not packed: {self.reason}"
-        return f"forward pass for rows that share a prompt: {self.strategy}, as it {self.reason}"
 
 
 def strategy_select(
