@@ -136,9 +136,10 @@ import json, sys
 from pathlib import Path
 from rl.recipes import DPO_CONFIG, KTO_CONFIG, SFT_CONFIG
 from rl.training import estimates, preflight, profiler
-from tests.support.tiny_models import HARDWARE
+from rl.training.hardware import detect
 
 base, cache = sys.argv[1:]
+hardware = detect(cache, "cpu_only")
 profiler.QUIET_SHARE = 0.0  # other tests run beside this one
 prompt = [{"role": "user", "content": "Where does a letter go?"}]
 good, bad = '{"folder": "Mail"}', '{"folder": "Office"}'
@@ -148,11 +149,11 @@ rows = [{"prompt": prompt, **said, "label": n % 2 == 0, "state": state} for n in
 found = []
 for name, presets in (("dpo", DPO_CONFIG), ("kto", KTO_CONFIG), ("sft", SFT_CONFIG)):
     recipe = presets["cpu"]
-    measured = profiler.MeasuredBase(base, HARDWARE, cache_dir=Path(cache))
+    measured = profiler.MeasuredBase(base, hardware, cache_dir=Path(cache))
     found.append(preflight.tokens_check(measured, recipe, rows))
     look = preflight.plan_check(measured, recipe, rows, agent="filer", phase=lambda name: None)
     found.append(look.as_dict())
-    expected = getattr(estimates, name)(base, recipe, rows, hardware=HARDWARE, base=measured)
+    expected = getattr(estimates, name)(base, recipe, rows, hardware=hardware, base=measured)
     found.append([expected.steps, expected.minutes, expected.memory_gb, expected.reasons])
 heavy = ("peft", "trl", "datasets", "accelerate", "bitsandbytes", "transformers.modeling_utils", "sympy")
 print(json.dumps([found, [name for name in heavy if name in sys.modules]]))
