@@ -15,8 +15,9 @@ from rl.rewards.base import RewardSample, RewardValue
 from rl.training import grpo
 from rl.training.grpo import GRPOTrainer
 from rl.training.result import TrainingRefused
-from tests.support.tiny_models import HARDWARE
-from tests.test_ppo import ROWS, Length, ListenerCallback, weights
+from tests.support.dpo_runs import ListenerCallback
+from tests.support.rollout_runs import ROWS, trainers
+from tests.test_ppo import weights
 
 QUICK = GRPORecipe(
     batch_size=8,
@@ -34,21 +35,7 @@ GOOD, BAD, WORSE = "by a line chart", "as a table", "I do not know"
 
 @pytest.fixture
 def trainer(base_path: Path, tmp_path: Path) -> Callable[..., GRPOTrainer]:
-    def make(
-        folder: str = "run", *, reward: Any = None, listener: Any = None, resume: bool = False, **knobs: Any
-    ) -> GRPOTrainer:
-        return GRPOTrainer(
-            QUICK.with_knobs(**knobs),
-            str(base_path),
-            output_dir=tmp_path / folder,
-            agent="assistant",
-            hardware=HARDWARE,
-            listener=listener,
-            resume=resume,
-            rewards=[reward or Length()],
-        )
-
-    return make
+    return trainers(GRPOTrainer, QUICK, base_path, tmp_path)
 
 
 @pytest.mark.slow

@@ -13,8 +13,10 @@ from rl.recipes import PPO_CONFIG, PPORecipe, RecipeError
 from rl.rewards.base import RewardSample, RewardValue
 from rl.training.policy import load_policy
 from rl.training.ppo import PPOConfig, PPOTrainer
-from rl.training.result import Silent, TrainingFailed, TrainingRefused, TrainResult, checkpoint_is_whole
-from tests.support.tiny_models import HARDWARE, tiny_model
+from rl.training.result import TrainingFailed, TrainingRefused, TrainResult, checkpoint_is_whole
+from tests.support.dpo_runs import ListenerCallback
+from tests.support.rollout_runs import ROWS, Length, trainers
+from tests.support.tiny_models import HARDWARE
 
 QUICK = PPORecipe(
     batch_size=8,
@@ -30,63 +32,10 @@ QUICK = PPORecipe(
     top_p=1.0,
 )
 
-ROWS = [
-    {"prompt": [{"role": "user", "content": f"how did revenue change over week {i}"}], "state": {"week": i}}
-    for i in range(12)
-]
-
-
-class Length:
-    """Likes short answers: 2 for one token, less with each."""
-
-    name = "short"
-
-    def score(self, samples: Sequence[RewardSample]) -> list[RewardValue]:
-        return [RewardValue(max(-2.0, 2.0 - 0.5 * sample.facts["tokens"])) for sample in samples]
-
-
-class ListenerCallback(Silent):
-    """Writes down what a run tells; stops it after a step."""
-
-    def __init__(self, stop_after: int = 10**9) -> None:
-        self.stop_after, self.total, self.step = stop_after, 0, 0
-        self.rows: list[tuple[int, dict[str, float]]] = []
-
-    def on_start(self, total_steps: int) -> None:
-        self.total = total_steps
-
-    def on_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        self.rows.append((step, metrics))
-
-    def on_step(self, step: int, total: int) -> None:
-        self.step = step
-
-    def should_stop(self) -> bool:
-        return self.step >= self.stop_after
-
-
-@pytest.fixture(scope="module")
-def base_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("base"))
-
 
 @pytest.fixture
 def trainer(base_path: Path, tmp_path: Path) -> Callable[..., PPOTrainer]:
-    def make(
-        folder: str = "run", *, reward: Any = None, listener: Any = None, resume: bool = False, **knobs: Any
-    ) -> PPOTrainer:
-        return PPOTrainer(
-            QUICK.with_knobs(**knobs),
-            str(base_path),
-            output_dir=tmp_path / folder,
-            agent="assistant",
-            hardware=HARDWARE,
-            listener=listener,
-            resume=resume,
-            rewards=[reward or Length()],
-        )
-
-    return make
+    return trainers(PPOTrainer, QUICK, base_path, tmp_path)
 
 
 def weights(result: TrainResult) -> dict[str, torch.Tensor]:

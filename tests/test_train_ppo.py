@@ -1,4 +1,4 @@
-"""`train_ppo`: from recorded decisions and a reward to a policy in the registry, or to a reason why not."""
+"""`train_ppo`, `train_grpo`: from recorded decisions and a reward to a policy, or to a reason why not."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,7 @@ from django.core.management import CommandError
 from rl.management.simulation import simulate
 from rl.models import Policy, RunMetric, TrainingRun
 from rl.rewards.base import RewardSample
-from tests.support.tiny_models import tiny_model
-from tests.test_commands import run
+from tests.support.said import printed as run
 
 pytestmark = pytest.mark.django_db
 
@@ -25,48 +24,36 @@ def short(sample: RewardSample) -> float:
 SHORT = "tests.test_train_ppo.short"
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base") / "llama"))
+QUICK = {
+    "ppo": "--batch-size 4 --mini-batch-size 4 --ppo-epochs 1",
+    "grpo": "--batch-size 8 --num-generations 4",
+}
+
+
+def options(method: str, base: str) -> list[str]:
+    more = "--max-new-tokens 6 --max-length 256 --lora-r 2 --max-steps 2"
+    words = ["--agent", "widgets", "--config", "cpu", "--model", base, *QUICK[method].split(), *more.split()]
+    return [*words, "--set", "allow_constant_reward=true"]  # no answer of a random model is valid
 
 
 @pytest.fixture
 def quick(base: str) -> list[str]:
-    return [
-        *"--agent widgets --config cpu --model".split(),
-        base,
-        "--batch-size",
-        "4",
-        "--mini-batch-size",
-        "4",
-        "--ppo-epochs",
-        "1",
-        "--max-new-tokens",
-        "6",
-        "--max-length",
-        "256",
-        "--lora-r",
-        "2",
-        "--max-steps",
-        "2",
-        "--set",
-        "allow_constant_reward=true",  # no answer of a random model is valid
-    ]
+    return options("ppo", base)
 
 
 @pytest.mark.slow
-def test_a_run_enters_its_metrics_and_its_policy(quick: list[str]) -> None:
+@pytest.mark.parametrize(("method", "price"), [("ppo", "init_kl_coef"), ("grpo", "beta")])
+def test_a_run_enters_its_metrics_and_its_policy(base: str, method: str, price: str) -> None:
     simulate("widgets", scenarios=40, rated=True)
-    found = json.loads(
-        run("train_ppo", *quick, "--reward", SHORT, "--kl-coef", "0.3", "--temperature", "0.9", "--json")
-    )
+    more = ("--reward", SHORT, "--kl-coef", "0.3", "--temperature", "0.9", "--json")
+    found = json.loads(run(f"train_{method}", *options(method, base), *more))
     assert set(found) >= set(
         ("run method status policy checkpoint samples left_out steps seconds metrics").split()
     )
-    assert (found["method"], found["status"], found["steps"]) == ("ppo", "succeeded", 2)
+    assert (found["method"], found["status"], found["steps"]) == (method, "succeeded", 2)
     assert found["samples"]["train"] + found["samples"]["eval"] + found["samples"]["holdout"] == 40
     entered = TrainingRun.objects.get(pk=found["run"])
-    knobs = ("init_kl_coef", "temperature", "reward", "max_new_tokens")
+    knobs = (price, "temperature", "reward", "max_new_tokens")
     assert [entered.recipe[knob] for knob in knobs] == [0.3, 0.9, SHORT, 6]
     rows = dict(RunMetric.objects.filter(run=entered).values_list("step", "values"))
     assert sorted(rows) == [0, 1, 2]
@@ -88,6 +75,18 @@ def test_a_dry_run_foresees_steps_minutes_and_memory(quick: list[str]) -> None:
     assert plan["estimated_minutes"] > 0
     assert 0.5 < plan["estimated_memory_gb"] < 2
     assert plan["recipe"]["reward"] == "agent"
+    assert not TrainingRun.objects.exists()
+
+
+@pytest.mark.campaign
+def test_a_dry_run_of_grpo_counts_whole_groups(base: str) -> None:
+    simulate("widgets", scenarios=40)
+    asked = ("--reward", SHORT, *"--epochs 3 --max-steps -1 --dry-run --json".split())
+    plan = json.loads(run("train_grpo", *options("grpo", base), *asked))
+    # two prompts a step, and a batch is always filled
+    assert plan["estimated_steps"] == 3 * -(-plan["samples"]["train"] // 2)
+    assert plan["estimated_minutes"] > 0
+    assert 0.5 < plan["estimated_memory_gb"] < 2
     assert not TrainingRun.objects.exists()
 
 
