@@ -1,7 +1,6 @@
 """`--method distil`: SFT on the unrated answers of one policy, then preferences."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,6 @@ from rl.models.learning import method_choices
 from rl.online.pipeline import TrainingPipeline
 from rl.recipes.sft import ANSWER, EXAMPLE_SOURCES, FEEDBACK_SOURCES, SFTRecipe
 from tests.support.experiments import policy_of
-from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.django_db
 
@@ -139,14 +137,12 @@ def test_with_ratings_a_preference_method_follows_in_one_policy() -> None:
     assert TrainingPipeline(AGENT, method="distil").order(plan.main).knobs["start_from"] == "distil"
 
 
-def test_the_stage_is_trained_on_the_answers_and_the_run_starts_from_it(tmp_path: Path) -> None:
+def test_the_stage_is_trained_on_the_answers_and_the_run_starts_from_it(base: str) -> None:
     for n in range(40):
         answered(n)
     for n in range(40, 80):
         rated(n, thumb="up" if n % 2 else "down")
-    order = TrainOrder(
-        AGENT, "kto", base_model=str(tiny_model(tmp_path)), knobs={"start_from": "distil", "max_steps": 1}
-    )
+    order = TrainOrder(AGENT, "kto", base_model=base, knobs={"start_from": "distil", "max_steps": 1})
     run = run_enqueue(order)
     seen: list[TrainOrder] = []
 
@@ -184,11 +180,11 @@ def test_the_choice_can_be_replaced() -> None:
     assert dataclasses.replace(TeacherLog("", 3)).title == "your app's model"
 
 
-def test_a_run_without_any_rating_may_be_ordered(tmp_path: Path) -> None:
+def test_a_run_without_any_rating_may_be_ordered(base: str) -> None:
     for n in range(40):
         answered(n)
     with pytest.raises(ValueError, match="expected at least 10 ratings"):
-        order_estimate(TrainOrder(AGENT, "sft", base_model=str(tiny_model(tmp_path))))
-    found = order_estimate(order_automatic(AGENT, "distil", base_model=str(tiny_model(tmp_path))))
+        order_estimate(TrainOrder(AGENT, "sft", base_model=base))
+    found = order_estimate(order_automatic(AGENT, "distil", base_model=base))
     assert found.refusal == ""
     assert found.stages[0].samples >= 20

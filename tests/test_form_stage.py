@@ -19,7 +19,6 @@ from rl.rewards.catalogue import AUTO
 from rl.training import preflight
 from rl.training.preflight import AnswerCheck
 from tests.support.registry_rows import make_run, policy_of
-from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.django_db
 
@@ -29,11 +28,6 @@ PPO = {"batch_size": 4, "mini_batch_size": 4, "ppo_epochs": 1, "lora_r": 8, "lor
 PPO |= {"max_length": 96, "max_new_tokens": 6, "max_steps": 1, "reward": AUTO, "eval_prompts": 2}
 PPO |= {"constrained_decoding": False}
 STATE = {"document": "a letter", "folders": ["Mail", "Office"]}
-
-
-@pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base") / "llama"))
 
 
 def row(name: str, state: Any = None, **answers: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Known answers: what thumbs, stars, comparisons, corrections and the agent say is right, on one list per prompt."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +31,6 @@ from rl.training.held_out import (
 )
 from tests.support.dataset_feedback import decide, prompts_in, rate
 from tests.support.gate_worlds import BOUNDS
-from tests.support.tiny_models import tiny_model
 from tests.test_evaluate import PICKER, TALKER, A, M, P
 
 pytestmark = pytest.mark.django_db
@@ -250,11 +248,11 @@ def test_few_liked_objects_are_left_to_kto() -> None:
 
 @pytest.mark.campaign
 @pytest.mark.training
-def test_a_run_learns_the_preferred_answers(tmp_path: Path) -> None:
+def test_a_run_learns_the_preferred_answers(base: str) -> None:
     orders_rated(100)
     knobs: dict[str, Any] = {"feedback": "scores", "teacher": "preferred", "max_steps": 2, "min_steps": 0}
     knobs |= {"batch_size": 4, "lora_r": 2, "lora_alpha": 4}
-    train.train(TrainOrder("tables", "sft", "cpu", str(tiny_model(tmp_path / "base")), knobs))
+    train.train(TrainOrder("tables", "sft", "cpu", base, knobs))
     run = TrainingRun.objects.get()
     assert run.status == "succeeded"
     assert run.snapshot is not None
@@ -263,12 +261,12 @@ def test_a_run_learns_the_preferred_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_without_a_liked_answer_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_a_liked_answer_is_refused(base: str) -> None:
     for place in range(60):
         decision = decision_record(agent="tables", messages=f"guest {place}", response=f"no {place}").row
         rating_submit(decision=decision, rater="ada", thumb="down")
     knobs = {"feedback": "scores", "teacher": "preferred"}
-    order = TrainOrder("tables", "sft", "cpu", str(tiny_model(tmp_path / "base")), knobs)
+    order = TrainOrder("tables", "sft", "cpu", base, knobs)
     with pytest.raises(DatasetRefused, match="preferred or liked: rate at"):
         train.train(order)
 

@@ -22,18 +22,13 @@ ASK = [{"role": "user", "content": "Which widget?"}]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("base"), "llama")
+def llama(base: str) -> LoadedPolicy:
+    return load_policy(base, hardware=HARDWARE)
 
 
-@pytest.fixture(scope="module")
-def llama(base: Path) -> LoadedPolicy:
-    return load_policy(str(base), hardware=HARDWARE)
-
-
-def trained(base: Path, path: Path) -> LoadedPolicy:
+def trained(base: str, path: Path) -> LoadedPolicy:
     """A policy whose fresh LoRA has been moved off zero, saved to `path`."""
-    policy = load_policy(str(base), hardware=HARDWARE, trainable=True, recipe=Recipe(lora_r=4))
+    policy = load_policy(base, hardware=HARDWARE, trainable=True, recipe=Recipe(lora_r=4))
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():
             if "lora_B" in name:
@@ -68,20 +63,20 @@ def test_every_architecture_loads_quantised_and_answers(tmp_path: Path, architec
     assert rounded == pytest.approx(exact, rel=0.25)
 
 
-def test_where_4_bit_is_not_possible_a_notice_says_why_and_the_base_is_loaded_whole(base: Path) -> None:
+def test_where_4_bit_is_not_possible_a_notice_says_why_and_the_base_is_loaded_whole(base: str) -> None:
     without = dataclasses.replace(HARDWARE, supports_4bit=False, reasons={"supports_4bit": "no kernels here"})
-    policy = load_policy(str(base), hardware=without, quantization="4bit")
+    policy = load_policy(base, hardware=without, quantization="4bit")
     assert policy.quantization == "none"
     assert "no kernels here" in policy.notes[0]
     assert "float32 instead" in policy.notes[0]
 
 
-def test_a_failing_4_bit_library_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_4_bit_library_is_not_used(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel\nlong trace")
 
     monkeypatch.setattr(loading, "_try_four_bit", broken)
-    policy = load_policy(str(base), hardware=HARDWARE, quantization="4bit")
+    policy = load_policy(base, hardware=HARDWARE, quantization="4bit")
     assert policy.quantization == "none"
     assert "no such kernel" in policy.notes[0]
 
@@ -132,43 +127,43 @@ def test_sampling_is_repeatable_by_seed_and_leaves_the_callers_randomness_alone(
     assert len({answer.text for answer in one}) > 1
 
 
-def test_a_saved_adapter_scores_the_same_when_loaded_again(base: Path, tmp_path: Path) -> None:
+def test_a_saved_adapter_scores_the_same_when_loaded_again(base: str, tmp_path: Path) -> None:
     items = [(ASK, "table"), (ASK, "chart")]
     policy = trained(base, tmp_path / "adapter")
-    again = load_policy(str(base), tmp_path / "adapter", hardware=HARDWARE)
+    again = load_policy(base, tmp_path / "adapter", hardware=HARDWARE)
     assert score_responses(again, items) == score_responses(policy, items)
     assert not any(weight.requires_grad for weight in again.model.parameters())
 
 
-def test_an_adapter_carries_its_tokenizer_and_where_it_comes_from(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_carries_its_tokenizer_and_where_it_comes_from(base: str, tmp_path: Path) -> None:
     trained(base, tmp_path / "adapter")
     facts = adapter_read(tmp_path / "adapter")
-    assert facts["base_model"] == str(base)
-    assert facts["base_model_hash"] == base_hash(str(base))
+    assert facts["base_model"] == base
+    assert facts["base_model_hash"] == base_hash(base)
     assert (facts["agent"], facts["method"]) == ("widgets", "dpo")
     assert (tmp_path / "adapter" / "tokenizer.json").is_file()
     assert "<|assistant|>" in (tmp_path / "adapter" / "chat_template.jinja").read_text()
 
 
-def test_an_adapter_is_refused_on_another_base(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_refused_on_another_base(base: str, tmp_path: Path) -> None:
     trained(base, tmp_path / "adapter")
     other = tiny_model(tmp_path / "other", "llama", seed=1)
     with pytest.raises(PolicyLoadError, match=r"was trained on .* it only works with its own base model"):
         load_policy(str(other), tmp_path / "adapter", hardware=HARDWARE)
 
 
-def test_an_adapter_made_elsewhere_is_used_with_a_note(base: Path, tmp_path: Path) -> None:
-    policy = load_policy(str(base), tiny_adapter(base, tmp_path / "theirs"), hardware=HARDWARE)
+def test_an_adapter_made_elsewhere_is_used_with_a_note(base: str, tmp_path: Path) -> None:
+    policy = load_policy(base, tiny_adapter(Path(base), tmp_path / "theirs"), hardware=HARDWARE)
     assert "could not be checked" in policy.notes[-1]
 
 
-def test_an_adapter_of_another_shape_is_refused(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_shape_is_refused(base: str, tmp_path: Path) -> None:
     wide = tiny_model(tmp_path / "wide", "llama", hidden=128)
     with pytest.raises(PolicyLoadError, match="does not fit"):
-        load_policy(str(base), tiny_adapter(wide, tmp_path / "theirs"), hardware=HARDWARE)
+        load_policy(base, tiny_adapter(wide, tmp_path / "theirs"), hardware=HARDWARE)
 
 
-def test_saving_an_adapter_replaces_the_old_one_whole(base: Path, tmp_path: Path) -> None:
+def test_saving_an_adapter_replaces_the_old_one_whole(base: str, tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "stale.txt").write_text("old")
     trained(base, tmp_path / "adapter")
@@ -176,13 +171,13 @@ def test_saving_an_adapter_replaces_the_old_one_whole(base: Path, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_base_hash_changes_with_one_weight(base: Path, tmp_path: Path) -> None:
+def test_the_base_hash_changes_with_one_weight(base: str, tmp_path: Path) -> None:
     folder = shutil.copytree(base, tmp_path / "copy")
-    assert base_hash(str(folder)) == base_hash(str(base))
+    assert base_hash(str(folder)) == base_hash(base)
     weights = load_file(folder / "model.safetensors")
     next(iter(weights.values())).view(-1)[0] += 1
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert base_hash(str(folder)) != base_hash(str(base))
+    assert base_hash(str(folder)) != base_hash(base)
 
 
 def nothing(path: Path) -> None:
@@ -260,8 +255,8 @@ def test_a_bad_adapter_is_refused_first(tmp_path: Path, files: dict[str, str], s
         load_policy("no-such-base", tmp_path / "adapter", hardware=HARDWARE)
 
 
-def test_broken_facts_beside_an_adapter_are_refused(base: Path, tmp_path: Path) -> None:
-    tiny_adapter(base, tmp_path / "adapter")
+def test_broken_facts_beside_an_adapter_are_refused(base: str, tmp_path: Path) -> None:
+    tiny_adapter(Path(base), tmp_path / "adapter")
     (tmp_path / "adapter" / "ratchet.json").write_text("{")
     with pytest.raises(PolicyLoadError, match="not readable JSON"):
-        load_policy(str(base), tmp_path / "adapter", hardware=HARDWARE)
+        load_policy(base, tmp_path / "adapter", hardware=HARDWARE)

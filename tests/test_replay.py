@@ -37,9 +37,9 @@ from rl.training.sft import SFTTrainer
 from tests.support.dataset_feedback import feed, prompts_in, rate
 from tests.support.dpo_runs import HARDWARE, a_trainer, some_pairs
 from tests.support.registry_rows import make_run, registered
+from tests.support.rollout_runs import ROWS, Length
 from tests.support.tiny_models import tiny_model
 from tests.test_kto_sft import KTO, SFT, demonstrations, labels
-from tests.test_ppo import ROWS, Length
 
 pytestmark = pytest.mark.django_db
 
@@ -132,11 +132,6 @@ def test_a_file_is_not_replayed(tmp_path: Path) -> None:
     order = TrainOrder("helper", source="file", data_file=tmp_path / "x.jsonl")
     with pytest.raises(RunRefused, match="a file is trained on completely"):
         dataset_prepare(order, DPORecipe(replay_share=0.5), [])
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base"), "llama"))
 
 
 @pytest.fixture(scope="module")

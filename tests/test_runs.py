@@ -25,7 +25,6 @@ from rl.models import Policy, RunMetric, Snapshot, TrainingRun
 from rl.models.runs import RunRefused
 from rl.recipes import RecipeError
 from tests.support.migrated_database import template_copy
-from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.django_db
 
@@ -34,16 +33,11 @@ QUICK = {"max_steps": 4, "batch_size": 4, "logging_steps": 1, "warm_up_steps": 0
 QUICK |= {"lora_alpha": 4, "max_length": 256}
 
 
-@pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("base") / "llama")
-
-
-def order(base: Path, **changes: Any) -> TrainOrder:
+def order(base: str, **changes: Any) -> TrainOrder:
     facts: dict[str, Any] = {
         "agent": "widgets",
         "config": "cpu",
-        "base_model": str(base),
+        "base_model": base,
         "knobs": QUICK,
         **changes,
     }
@@ -86,7 +80,7 @@ def test_another_hosts_worker_lives_by_its_heartbeat() -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_trained_is_refused_before_anything_is_made(base: Path) -> None:
+def test_what_cannot_be_trained_is_refused_before_anything_is_made(base: str) -> None:
     simulate("widgets", scenarios=4, rated=True)
     with pytest.raises(DatasetRefused, match=r"500"):
         train.train(order(base, min_samples=500))
@@ -105,7 +99,7 @@ def test_the_operators_file_lies_between_preset_and_command_line(settings: Any) 
 
 
 @pytest.mark.training
-def test_feedback_becomes_a_registered_policy(base: Path, ratchet_home: Path) -> None:
+def test_feedback_becomes_a_registered_policy(base: str, ratchet_home: Path) -> None:
     simulate("widgets", scenarios=40, rated=True)
     told: list[tuple[int, int]] = []
     report = train.train(order(base), lambda done, total, _: told.append((done, total)))
@@ -124,7 +118,7 @@ def test_feedback_becomes_a_registered_policy(base: Path, ratchet_home: Path) ->
 
 
 @pytest.mark.training
-def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_stored_and_raised(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate("widgets", scenarios=40, rated=True)
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -140,7 +134,7 @@ def test_a_failure_is_stored_and_raised(base: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_lost_database_sends_the_run_back(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_database_sends_the_run_back(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(*_: Any, **__: Any) -> None:
         raise OperationalError("terminating connection due to administrator command\nDETAIL: none")
 
@@ -210,8 +204,8 @@ def interrupted(home: Path, command: list[str], step: int, number: signal.Signal
 
 @pytest.mark.campaign
 @pytest.mark.training
-def test_a_stopped_and_killed_run_ends_with_the_same_steps(rated_home: Path, base: Path) -> None:
-    run, err = interrupted(rated_home, [*TRAINING, "--model", str(base)], 5, signal.SIGINT)
+def test_a_stopped_and_killed_run_ends_with_the_same_steps(rated_home: Path, base: str) -> None:
+    run, err = interrupted(rated_home, [*TRAINING, "--model", base], 5, signal.SIGINT)
     assert f"resume with: python manage.py train_dpo --resume {run}" in err
     assert "Traceback" not in err
     resume = ["train_dpo", "--resume", str(run), "--json"]
