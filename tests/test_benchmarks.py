@@ -2,14 +2,12 @@
 
 import json
 import shutil
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from django.core.exceptions import ValidationError
-from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
 
@@ -24,6 +22,7 @@ from rl.registry.gate_evidence import benchmarks_newest
 from rl.registry.integrity import adapter_folder
 from rl.registry.model_card import policy_card
 from tests.support.evaluations import judged
+from tests.support.said import printed
 from tests.support.tiny_models import tiny_adapter, tiny_model
 
 pytestmark = pytest.mark.django_db
@@ -75,9 +74,8 @@ def registered(home: Path, base: Path | str, adapter: Path | None, kind: str = "
 
 
 def run_command(*arguments: str) -> dict[str, Any]:
-    out = StringIO()
-    call_command("benchmark_model", *arguments, "--json", stdout=out)
-    (line,) = out.getvalue().splitlines()
+    out = printed("benchmark_model", *arguments, "--json")
+    (line,) = out.splitlines()
     found: dict[str, Any] = json.loads(line)
     return found
 

@@ -31,7 +31,7 @@ from tests.support.dataset_feedback import rate
 from tests.support.evaluations import judged
 from tests.support.figures import figures_of
 from tests.support.registry_rows import make_policy
-from tests.test_commands import run
+from tests.support.said import printed as run
 
 pytestmark = pytest.mark.django_db
 

@@ -10,12 +10,10 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +39,7 @@ from rl.serving.fallback import NobodyAnswers, pieces
 from rl.serving.routing import target_of
 from tests.support.server import free_port
 from tests.support.serving import gguf_files
+from tests.support.stub_server import Stub, StubHandler, StubServer
 from tests.support.tiny_models import SENTENCES, tiny_adapter, tiny_model
 
 pytestmark = pytest.mark.django_db
@@ -49,7 +48,7 @@ BASE = "org/tiny"
 HELLO = [{"role": "user", "content": "which widget shows the revenue of last week?"}]
 
 
-class EngineStub:
+class EngineStub(Stub):
     """vLLM or llama-server with one base model. An adapter's answer is its path."""
 
     def __init__(self, kind: str) -> None:
@@ -66,31 +65,20 @@ class EngineStub:
         """Path of each POST, and the adapter or model that it names."""
         stub = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(StubHandler):
+            protocol_version = "HTTP/1.0"  # a kept connection would be answered after the end
+
             def do_GET(self) -> None:
-                self._send(*stub.got(self.path))
+                self.answer(*stub.got(self.path))
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.body())
                 stub.calls.append((self.path, str(body.get("lora_name") or body.get("model"))))
-                self._send(*stub.posted(self.path, body))
+                self.answer(*stub.posted(self.path, body))
 
-            def _send(self, status: int, body: object) -> None:
-                raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-                self.send_response(status)
-                if not isinstance(body, str):
-                    self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, *_: Any) -> None:
-                """Nothing on the tests' screen."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.name = f"127.0.0.1:{self._server.server_port}"
+        self.server = StubServer(Handler)
+        self.name = f"127.0.0.1:{self.server.server_port}"
         self.url = f"http://{self.name}/v1"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def got(self, path: str) -> tuple[int, object]:
         if path == "/lora-adapters" and self.kind == "llamacpp":
@@ -146,10 +134,6 @@ class EngineStub:
     @staticmethod
     def _error(status: int, kind: str, message: str) -> tuple[int, object]:
         return status, {"error": {"message": message, "type": kind, "param": None, "code": status}}
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from backend.design import design
 from backend.glossary import explained, terms
 from backend.installation import bundled_folder
 from backend.rest import errors
-from feedback.accounts.roles import role_give
 from feedback.accounts.sign_in import signin_link
 from feedback.cache import forget_all
 from feedback.storage.problem_rows import RowReader
 from rl.gates.report import RULE_TITLES
 from rl.models import Policy, TrainingRun
+from tests.support.api_client import person
 from tests.support.registry_rows import make_policy, make_run
 from tests.support.said import words
 from tests.test_content_security import inline
@@ -30,12 +30,6 @@ pytestmark = pytest.mark.django_db
 
 TEMPLATES = bundled_folder("templates")
 PASSWORD = "correct horse battery"
-
-
-def person(name: str, role: str) -> User:
-    user = User.objects.create_user(name, password=PASSWORD)
-    role_give(user, role)
-    return user
 
 
 @pytest.fixture

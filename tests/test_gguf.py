@@ -11,7 +11,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -27,27 +26,12 @@ from rl.export.gguf_runtime import llama_opened
 from rl.export.gguf_tokenizer import chat_template_of
 from rl.serving.base import Ask
 from rl.serving.llama import LlamaPolicy
+from tests.support.export_models import llama as llama
+from tests.support.export_models import llama_lora as llama_lora
+from tests.support.export_models import one_core as one_core
 from tests.support.tiny_models import tiny_adapter, tiny_model
 
 SIX_BITS = {"q6_k", "q8_0", "f16", "bf16", "f32"}
-
-
-@pytest.fixture(autouse=True)
-def one_core() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("llama") / "base", "llama")
-
-
-@pytest.fixture(scope="module")
-def llama_lora(llama: Path) -> Path:
-    return tiny_adapter(llama, llama.parent / "lora")
 
 
 def field(path: Path, key: str) -> Any:

@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from feedback.transfer.import_ import ImportRefused
 from rl.datasets import prepare_training_dataset
 from rl.datasets.rows import FeedbackFile
 from tests.support import said
+from tests.support.formats import written
 from tests.support.imports import file_import
 
 pytestmark = pytest.mark.django_db
@@ -28,11 +28,6 @@ pytestmark = pytest.mark.django_db
 command = partial(said.command, "import_feedback")
 
 HERE = Path(__file__).parent / "formats"
-
-
-def written(path: Path, items: Iterable[Any]) -> Path:
-    path.write_text("".join(json.dumps(item) + "\n" for item in items), "utf-8")
-    return path
 
 
 def everything() -> tuple[int, int, int, int]:

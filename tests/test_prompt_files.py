@@ -15,14 +15,10 @@ from rl.models import Snapshot, TrainingRun
 from rl.rewards.answers import AnswerMatchReward, answer_of, facts_of, rows_rewarded
 from rl.rewards.base import RewardSample
 from rl.rewards.catalogue import rewards_named
-from tests.test_commands import run
+from tests.support.formats import written
+from tests.support.said import printed as run
 
 pytestmark = pytest.mark.django_db
-
-
-def written(path: Path, rows: list[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def prepared(path: Path, **more: Any) -> list[dict[str, Any]]:

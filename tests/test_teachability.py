@@ -24,8 +24,8 @@ from rl.training.result import TrainingFailed, TrainingRefused, TrainResult
 from rl.training.rewarding import Judge, RewardProbe, probe_fault
 from rl.training.rollout import PATIENCE, Rollout, Watch, repetition_of
 from tests.support.figures import figures_of
+from tests.support.said import printed as run
 from tests.support.tiny_models import HARDWARE
-from tests.test_commands import run
 
 
 def fault_of(names: list[str], rows: list[dict[str, Any]], agent: str) -> tuple[str, bool]:

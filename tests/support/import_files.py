@@ -1,9 +1,6 @@
 """Files to import, the commands that take them, and all rows of all tables to compare."""
 
 import io
-import json
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +8,13 @@ from django.apps import apps
 from django.core.management import CommandError, call_command
 
 from feedback.models import ImportBatch
+from tests.support.formats import written as written
 from tests.support.postgres import postgres_url as postgres_url
 
 PAIR = {"prompt": "q", "chosen": "good", "rejected": "bad"}
 
 
 THUMB = {"prompt": "q", "completion": "a", "label": True}
-
-
-def written(path: Path, items: Iterable[Any]) -> Path:
-    path.write_text("".join(json.dumps(item) + "\n" for item in items), "utf-8")
-    return path
 
 
 def tables() -> dict[str, list[dict[str, Any]]]:
