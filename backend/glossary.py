@@ -8,6 +8,7 @@ from functools import cache
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.utils.text import slugify
 
 from backend.http import page
@@ -20,6 +21,16 @@ ROW = re.compile(
 """Row of the table in docs/glossary.md: | **term** | meaning | [text](page.md#anchor) |"""
 
 
+SEEN_ON = {
+    "start": "agents api models",
+    "rate": "rating",
+    "decisions": "datasets gateway imports rewards",
+    "runs": "methods online-learning train-on-ratings train-on-rewards",
+    "policies": "evaluate flywheel gates registry",
+    "experiments": "experiments",
+}
+"""Page of the app -> the pages of docs/ whose terms are seen on it."""
+
 RULE = re.compile(r"^\| (?P<rule>[a-z_]+) \| (?P<refuses>[^|]+) \| (?P<bound>[^|]+) \|$", re.MULTILINE)
 """Row of the table of rules in docs/gates.md: | rule | refuses if | bound |"""
 
@@ -31,6 +42,12 @@ class Term:
     name: str
     meaning: str
     page: str
+
+    @property
+    def address(self) -> str:
+        """Address of the app's page on which it is seen; empty if it is seen on none."""
+        name = self.page.removeprefix("docs/").removesuffix(".md")
+        return next((reverse(page) for page, docs in SEEN_ON.items() if name in docs.split()), "")
 
     @property
     def anchor(self) -> str:

@@ -49,12 +49,15 @@ class Work:
     words: str
     eta_s: float | None
     """Seconds it still needs, or takes if it waits; None where nothing can be said."""
+    stalled: str = ""
+    """Such as `no step for 12 min`; empty while the run goes on."""
 
     @property
     def left(self) -> str:
-        """Such as `about 25 s to go`, for a run that waits `takes about 25 s`; empty if unknown."""
-        if self.eta_s is None:
-            return ""
+        """Such as `about 25 s to go`, for a run that waits `takes about 25 s`; how long a run stands still. Empty if
+        unknown."""
+        if self.stalled or self.eta_s is None:
+            return self.stalled
         waits = self.run.status == TrainingRun.Status.QUEUED
         return f"takes {about_text(self.eta_s)}" if waits else f"{about_text(self.eta_s)} to go"
 
@@ -364,12 +367,40 @@ def work_of(run: TrainingRun) -> Work:
         return Work(run, words, run_eta_s(run))
     if run.status == status.RUNNING:
         step = f"step {run.steps_done} of {run.steps_total}" if run.steps_total else "starting"
-        return Work(run, (_stage_at_work(run) or run).phase_words or step, run_eta_s(run))
+        words = (_stage_at_work(run) or run).phase_words or step
+        return Work(run, words, run_eta_s(run), stalled_text(run))
     return Work(run, run.kept_run.phase_words or "its policy is evaluated next", None)
 
 
 def _stage_at_work(run: TrainingRun) -> TrainingRun | None:
     return run.stages.filter(status=TrainingRun.Status.RUNNING).order_by("-pk").first()
+
+
+STALLED_AFTER_S = 180.0
+"""A running run stands still after so long without a step, or without a sign of life from its process."""
+STALLED_STEPS = 5
+"""Steps that take longer than that: it stands still after this many times its mean."""
+
+
+def stalled_text(run: TrainingRun) -> str:
+    """Such as `no step for 12 min`, once a running run stands still; empty while it goes on."""
+    if run.status != TrainingRun.Status.RUNNING:
+        return ""
+    stage = _stage_at_work(run) or run
+    now, beats = timezone.now(), [one.heartbeat_at for one in (run, stage) if one.heartbeat_at is not None]
+    silent_s = (now - max(beats)).total_seconds() if beats else 0.0
+    still_s = 0.0
+    newest = stage.metrics.order_by("-step").first()
+    # the figures of a resumed run are ahead of it: they say nothing about its steps now
+    if newest is not None and newest.step <= stage.steps_done and stage.phase.endswith(TRAINING):
+        begun = stage.phase_at or newest.at
+        still_s = (now - max(newest.at, begun)).total_seconds()
+        if still_s <= STALLED_STEPS * (newest.at - begun).total_seconds() / newest.step:
+            still_s = 0.0
+    longest = max(silent_s, still_s)
+    if longest < STALLED_AFTER_S:
+        return ""
+    return f"{'no step' if stage.steps_done else 'no sign of life'} for {longest // 60:.0f} min"
 
 
 def run_eta_s(run: TrainingRun) -> float | None:

@@ -45,6 +45,18 @@ def test_a_draft_is_made_started_ramped_and_stopped_from_its_page(operator: Clie
     assert list(made.events.order_by("pk").values_list("kind", "actor")) == expected
 
 
+def test_an_ended_experiment_says_what_was_found_then_and_a_discarded_draft_that_it_never_started(
+    operator: Client,
+) -> None:
+    ended, draft = running_of(), draft_of(name="longer")
+    for one in (ended, draft):
+        experiment_stop(one, actor="ann", reason="the shop closes")
+    assert "When it ended: " in words(operator.get(f"/experiments/{ended.pk}/").text)
+    page = words(operator.get(f"/experiments/{draft.pk}/").text)
+    assert "Never started" in page
+    assert "When it ended" not in page
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"challenger": "nobody"}, {"ramp": "7"}, {"ramp": "x"}, {"name": "Not A Slug"}, {"metric": "joy"}],

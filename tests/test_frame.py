@@ -20,7 +20,7 @@ from feedback.accounts.sign_in import signin_link
 from feedback.cache import forget_all
 from feedback.storage.problem_rows import RowReader
 from rl.gates.report import RULE_TITLES
-from rl.models import Policy, TrainingRun
+from rl.models import AgentDefinition, Policy, TrainingRun
 from tests.support.api_client import person
 from tests.support.registry_rows import make_policy, make_run
 from tests.support.said import words
@@ -156,6 +156,22 @@ def test_links_into_the_glossary_name_terms_that_are_there() -> None:
     assert {"policy", "gate", "champion"} <= marked
     assert {name for name in marked if explained(name, "term") is None} == set()
     assert {(name, anchor) for name, anchor in linked if anchor not in anchors} == set()
+
+
+def test_a_term_leads_to_the_page_of_the_app_that_its_reader_may_open(ada: Client, client: Client) -> None:
+    assert [term.name for term in terms() if term.page == "docs/gates.md" and term.address != "/policies/"] == []
+    assert re.search(r'id="gate".*?href="/policies/">Policies<', ada.get("/glossary/").text, re.DOTALL)
+    client.force_login(person("bob", "rater"))
+    assert "/policies/" not in client.get("/glossary/").text
+
+
+def test_the_admin_writes_a_name_as_it_is_and_asks_plainly_before_it_deletes(ada: Client) -> None:
+    row = AgentDefinition.objects.create(slug="support-router", title="Support router")
+    page = ada.get(f"/admin/rl/agentdefinition/{row.pk}/delete/").text
+    assert re.search(r"<h1.*?>\s*support-router\s*</a>", page, re.DOTALL)
+    assert "<h2>Delete support-router?</h2>" in page
+    ada.post(f"/admin/rl/agentdefinition/{row.pk}/delete/", {"post": "yes"})
+    assert not AgentDefinition.objects.exists()
 
 
 def test_every_rule_of_the_gate_has_its_explanation() -> None:

@@ -14,7 +14,7 @@ from django_q.models import OrmQ
 from feedback.cache import StampedCache, forget_all
 from feedback.models import Decision, Lease, Rating
 from feedback.services import decision_record, rating_submit
-from rl.models import Policy, TrainingRun
+from rl.models import Policy, RunMetric, TrainingRun
 from rl.registry import service as registry
 from rl.registry.checklist import gate_checklists
 from rl.registry.incumbents import incumbent_sync
@@ -22,7 +22,7 @@ from rl.selectors import AgentCard, about_text, agent_cards, run_eta_s, work_of
 from rl.views.runs import guide_of, step_next
 from tests.support.api_client import person, signed_in
 from tests.support.evaluations import judged
-from tests.support.registry_rows import make_policy, make_run
+from tests.support.registry_rows import make_policy, make_run, policy_of
 from tests.support.said import words
 from tests.test_held_out_answers import answered
 
@@ -171,10 +171,55 @@ def test_who_comes_back_goes_on_where_they_were(operator: Client) -> None:
     assert operator.get("/start/?agent=").context["card"] is None
 
 
-def test_an_earlier_step_can_be_looked_at_and_a_later_one_cannot(operator: Client) -> None:
+def test_an_earlier_step_can_be_looked_at_and_a_later_one_says_what_it_waits_for(operator: Client) -> None:
     rated(10)
     assert operator.get("/start/?agent=shop&step=connect").context["shown"].key == "connect"
-    assert operator.get("/start/?agent=shop&step=promote").context["shown"].key == "train"
+    page = operator.get("/start/?agent=shop&step=promote")
+    assert page.context["shown"].key == "promote"
+    assert 'href="/start/?agent=shop">Go to step 3: Train<' in page.text
+    assert page.text.count("/policies/") == 1  # the bar's; nothing is promoted here yet
+
+
+def test_the_policy_of_no_run_is_compared_with_a_button(operator: Client) -> None:
+    rated(10)
+    policy = policy_of("shop-v1", Policy.Stage.CANDIDATE, agent="shop")
+    assert f'action="/policies/{policy.name}/judge/"' in operator.get("/start/?agent=shop").text
+
+
+def stalled(run: TrainingRun) -> str:
+    run.refresh_from_db()
+    return work_of(run).stalled
+
+
+def test_a_run_that_stands_still_says_for_how_long(operator: Client) -> None:
+    now = timezone.now()
+    begun = {"phase": "training", "phase_at": now - timedelta(minutes=20), "heartbeat_at": now}
+    run = make_run("shop", status="running", finished_at=None, steps_total=40, steps_done=18, **begun)
+    RunMetric.objects.create(run=run, step=18, values={"loss": 0.5}, at=now - timedelta(minutes=2))
+    assert stalled(run) == ""
+    RunMetric.objects.update(at=now - timedelta(minutes=12))
+    # a step took 27 s: twelve minutes are far more
+    assert stalled(run) == "no step for 12 min"
+    for address in (f"/runs/{run.pk}/", "/runs/", "/start/?agent=shop"):
+        assert "no step for 12 min" in operator.get(address).text
+    # five steps of twelve minutes each: it may be one slow step
+    TrainingRun.objects.update(phase_at=now - timedelta(minutes=72), steps_done=5)
+    RunMetric.objects.update(step=5)
+    assert stalled(run) == ""
+    # a resumed run repeats steps, whose figures it has
+    TrainingRun.objects.update(steps_done=2)
+    assert stalled(run) == ""
+
+
+def test_a_silent_process_is_said_before_the_first_step() -> None:
+    now = timezone.now()
+    silent = {"phase": "loading the model", "heartbeat_at": now - timedelta(minutes=7)}
+    run = make_run("shop", status="running", finished_at=None, **silent)
+    assert work_of(run).left == "no sign of life for 7 min"
+    TrainingRun.objects.update(heartbeat_at=now)
+    assert stalled(run) == ""
+    TrainingRun.objects.update(status="failed", finished_at=now, heartbeat_at=now - timedelta(minutes=7))
+    assert stalled(run) == ""
 
 
 LINES = "\n".join(

@@ -64,7 +64,7 @@ LINES_MISSING = "These lines are no longer here: paste them again."
 @never_cache
 @require_safe
 def start(request: HttpRequest) -> HttpResponse:
-    """The step an agent is at; `?agent=` says which, `?step=` shows an earlier one again, `?agent=` alone begins with
+    """The step an agent is at; `?agent=` says which, `?step=` shows another, `?agent=` alone begins with
     a new one."""
     card = _current_card(request)
     if card is None and (slug := connecting_agent(request)):
@@ -105,11 +105,12 @@ def _step_at(steps: tuple[GuideStep, ...]) -> GuideStep:
 def _page(
     request: HttpRequest, card: AgentCard | None, *, status: int = 200, step: str = "", **more: object
 ) -> HttpResponse:
-    """The page of an agent at its step, or at an earlier one that was asked for."""
+    """The page of an agent at its step, or at another that was asked for; a later one says what it waits for."""
     steps = guide_of(card)
     at = _step_at(steps)
     key = step or request.GET.get("step", "")
-    shown_step = next((one for one in steps if one.key == key and one.state != OPEN), at)
+    shown_step = next((one for one in steps if one.key == key), at)
+    waits = shown_step.state == OPEN
     slug = card.facts.slug if card else ""
     context = {
         "card": card,
@@ -121,8 +122,9 @@ def _page(
         "next": step_next(card) if card else None,
         "needed": feedback_minimum(),
         "here": start_address(slug) if card else reverse("start"),
-        "template": f"rl/start/_{shown_step.key}.html",
-        **_step_context(request, card, shown_step.key),
+        "at_number": steps.index(at) + 1,
+        "template": f"rl/start/_{'waits' if waits else shown_step.key}.html",
+        **({"live": _watching(card)} if waits else _step_context(request, card, shown_step.key)),
         **more,
     }
     return render(request, "rl/start.html", context, status=status)
@@ -132,7 +134,7 @@ def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dic
     """Context of a step's card beyond the agent."""
     if key == "connect" or card is None:
         return {**_bring_context(request, card), **connect_context(request, card.facts.slug if card else "")}
-    watching = card.works or (card.run is not None and card.run.kept_run.is_followed)
+    watching = _watching(card)
     if key == "rate" or (key == "train" and not watching):
         return _rate_context(request, card)
     if key in ("compare", "promote") and card.newest is not None:
@@ -152,6 +154,11 @@ def _step_context(request: HttpRequest, card: AgentCard | None, key: str) -> dic
             "example_question": _question(card.newest) if card.newest else "",
         }
     return {"live": watching, "watching": watching}
+
+
+def _watching(card: AgentCard | None) -> bool:
+    """True while the agent's newest policy is trained, or judged after that."""
+    return card is not None and (card.works or (card.run is not None and card.run.kept_run.is_followed))
 
 
 def _judged_context(policy: Policy) -> dict[str, object]:
