@@ -22,6 +22,9 @@ from feedback.erasure.withdrawals import trained_text
 from feedback.models import ImportBatch
 from feedback.storage.sql import rows_delete
 
+MAIN_ROWS = ("decisions", "ratings", "comparisons", "policies", "training runs")
+"""Rows whose counts stand first on the page that deletes an agent."""
+
 
 def agent_path(model: type[Model], seen: frozenset[type[Model]] = frozenset()) -> str:
     """Lookup from a model to its agent's slug, such as `agent` or `decision__agent`; "" without an agent."""
@@ -220,6 +223,7 @@ def agent_change(request: HttpRequest, slug: str) -> HttpResponse:
         "slug": slug,
         "fault": fault,
         "rows": list(found.rows.items()),
+        "main": [(name, count) for name in MAIN_ROWS if (count := found.rows.get(name))],
         "files": found.files,
         "trained": trained_text(found.trained, "for it") if found.trained else "",
     }

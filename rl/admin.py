@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
 from django.contrib import admin
 from django.db.models import Field, Model
 from django.http import HttpRequest
+from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -85,9 +87,13 @@ class PolicyAdmin(RecordAdmin):
         return _link(reverse("policy", args=[policy.name]), "Figures and moves")
 
 
-def _record_register(model: type[Model], columns: str, search: str, *, agent: str = "agent") -> None:
-    """Register a list of records. columns, search: names of fields; agent: the field that the list is filtered by."""
+def _record_register(
+    model: type[Model], columns: str, search: str, *, agent: str = "agent", **shown: Callable[..., str]
+) -> None:
+    """Register a list of records. columns, search: names of fields; agent: the field that the list is filtered by;
+    shown: columns that are no fields."""
     facts = {
+        **shown,
         "list_display": [*columns.split(), "created_at"],
         "list_filter": [agent],
         "list_select_related": ["policy"] if "policy" in columns.split() else False,
@@ -97,16 +103,37 @@ def _record_register(model: type[Model], columns: str, search: str, *, agent: st
     admin.site.register(model, type(f"{model.__name__}Admin", (RecordAdmin,), facts))
 
 
-_record_register(Snapshot, "id agent kind counts feedback_count simulated_share path", "path sha256")
+@display(description="rows")
+def _rows(_: RecordAdmin, snapshot: Snapshot) -> str:
+    return ", ".join(f"{count:,} {split}" for split, count in snapshot.counts.items())
+
+
+@display(description="size")
+def _size(_: RecordAdmin, artifact: Artifact) -> str:
+    return filesizeformat(artifact.bytes)
+
+
+@display(description="score")
+def _score(_: RecordAdmin, result: BenchmarkResult) -> str:
+    own, base = (result.figures[side]["value"] for side in ("own", "base"))
+    return f"{own:.1%}, base {base:.1%}"
+
+
+_record_register(Snapshot, "id agent kind rows feedback_count simulated_share", "path sha256", rows=_rows)
 _record_register(Evaluation, "id agent policy split samples against", "checkpoint base_model against")
 _record_register(
     Artifact,
-    "path policy format quantization bytes sha256",
+    "path policy format quantization size",
     "path sha256 policy__name",
     agent="policy__agent",
+    size=_size,
 )
 _record_register(
-    BenchmarkResult, "task policy figures n metric harness", "task policy__name", agent="policy__agent"
+    BenchmarkResult,
+    "task policy score n metric harness",
+    "task policy__name",
+    agent="policy__agent",
+    score=_score,
 )
 
 

@@ -24,7 +24,17 @@ from feedback.services import (
     rating_withdraw,
 )
 from rl.admin import golden_of, prompt_read, prompt_written, responses_read, responses_written
-from rl.models import Artifact, Evaluation, GoldenCase, Policy, RunMetric, Snapshot, TrainingRun
+from rl.evaluation.benchmarks import figures_paired
+from rl.models import (
+    Artifact,
+    BenchmarkResult,
+    Evaluation,
+    GoldenCase,
+    Policy,
+    RunMetric,
+    Snapshot,
+    TrainingRun,
+)
 from rl.registry import service as registry
 from rl.registry.checklist import gate_checklists
 from tests.support.evaluations import evidence_stored
@@ -297,3 +307,28 @@ def test_only_who_may_make_keys_makes_and_revokes_them(client: Client) -> None:
     role_give(user, "admin")
     assert client.get(reverse("admin:feedback_apikey_add")).status_code == 200
     assert client.post(page(key, "revoke")).status_code == 302
+
+
+def test_lists_of_records_say_figures_in_words(operator: Client) -> None:
+    snapshot = Snapshot.objects.create(
+        agent="widgets",
+        kind="pairs",
+        path="snapshots/x.jsonl",
+        sha256="3f" * 32,
+        counts={"train": 1071, "eval": 10},
+    )
+    page = operator.get("/admin/rl/snapshot/").text
+    assert "1,071 train, 10 eval" in page
+    assert snapshot.path not in page
+    policy = make_policy("widgets")
+    registry.artifact_register(
+        policy, actor="test", path="exports/x.gguf", format="gguf", bytes=396_212_480, sha256="1e" * 32
+    )
+    page = operator.get("/admin/rl/artifact/").text
+    assert "377.9\xa0MB" in page
+    assert "1e1e" not in page
+    figures = figures_paired([1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0])
+    BenchmarkResult.objects.create(
+        policy=policy, task="ratchet_format", metric="acc", n=4, figures=figures, seconds=1
+    )
+    assert "75.0%, base 25.0%" in operator.get("/admin/rl/benchmarkresult/").text

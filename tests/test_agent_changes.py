@@ -258,7 +258,9 @@ def test_the_page_deletes_for_operators_alone(client: Any) -> None:
     assert client.get("/agents/helper/change/").status_code == 403
     assert client.post("/agents/helper/change/", {"name": "helper"}).status_code == 403
     client.force_login(person("op", "operator"))
-    assert client.get("/agents/helper/change/").status_code == 200
+    page = client.get("/agents/helper/change/")
+    assert page.status_code == 200
+    assert page.context["main"] == [("decisions", 1)]
     assert client.get("/agents/nobody/change/").status_code == 404
     mistyped = client.post("/agents/helper/change/", {"name": "help"})
     assert mistyped.status_code == 400

@@ -159,7 +159,9 @@ def test_links_into_the_glossary_name_terms_that_are_there() -> None:
 
 
 def test_a_term_leads_to_the_page_of_the_app_that_its_reader_may_open(ada: Client, client: Client) -> None:
-    assert [term.name for term in terms() if term.page == "docs/gates.md" and term.address != "/policies/"] == []
+    assert [
+        term.name for term in terms() if term.page == "docs/gates.md" and term.address != "/policies/"
+    ] == []
     assert re.search(r'id="gate".*?href="/policies/">Policies<', ada.get("/glossary/").text, re.DOTALL)
     client.force_login(person("bob", "rater"))
     assert "/policies/" not in client.get("/glossary/").text
