@@ -329,6 +329,13 @@ def test_lists_of_records_say_figures_in_words(operator: Client) -> None:
     assert "1e1e" not in page
     figures = figures_paired([1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0])
     BenchmarkResult.objects.create(
-        policy=policy, task="ratchet_format", metric="acc", n=4, figures=figures, seconds=1
+        policy=policy,
+        task="ratchet_format",
+        metric="acc",
+        n=4,
+        figures=figures,
+        items={},
+        chat_template=True,
+        seconds=1,
     )
     assert "75.0%, base 25.0%" in operator.get("/admin/rl/benchmarkresult/").text
