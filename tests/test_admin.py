@@ -315,6 +315,8 @@ def test_lists_of_records_say_figures_in_words(operator: Client) -> None:
         kind="pairs",
         path="snapshots/x.jsonl",
         sha256="3f" * 32,
+        feedback_count=9,
+        simulated_share=0.5,
         counts={"train": 1071, "eval": 10},
     )
     page = operator.get("/admin/rl/snapshot/").text
