@@ -17,7 +17,7 @@ from rl.agents import AGENTS, agent_facts
 from rl.agents.base import Agent, AgentFacts
 from rl.charts.intervals import Descent, Lineage, Versions, lineage_of, versions_of
 from rl.datasets.buffer import buffer_sizes_cached, fresh_sizes_cached
-from rl.datasets.gate_distance import MAX_COUNT, Distance, gate_distances_cached
+from rl.datasets.gate_distance import MAX_COUNT, GateDistance, gate_distances_cached
 from rl.gates.evidence_kinds import LABELS, OUTCOMES, TESTS
 from rl.gates.headlines import TITLES, Headline, Share, headline_of, is_number, share_of
 from rl.gates.verdict import Verdict
@@ -98,7 +98,7 @@ class AgentCard:
     """True if the online learner trains it when enough is new."""
     experiments: Sequence[Experiment] = ()
     """Running experiments."""
-    distance: Distance | None = None
+    distance: GateDistance | None = None
     """Distance of its held-out evidence from what the gate asks for; None without feedback, or with very
     much."""
     stopped_beside: TrainingRun | None = None

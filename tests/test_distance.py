@@ -48,7 +48,7 @@ def test_the_distance_counts_the_prompts_that_are_missing_by_the_share_in_force(
     # a third is held out: 19 of 57 more
     said = distance_of({"labels": 11}, SplitCounts(33, 3, 11), 30)
     expected = (11, 30, "labels", 60, False)
-    assert (said.available, said.minimum, said.kind, said.further, said.reached) == expected
+    assert (said.found, said.needed, said.kind, said.further, said.reached) == expected
     assert figures_of(said.words) == [11, 30, 60]
     assert distance_of({}, SplitCounts(), 30).further == 90
     enough = distance_of({"labels": 44}, SplitCounts(140, 14, 44), 30)
@@ -67,9 +67,9 @@ def test_the_distance_of_an_agent_is_that_of_the_datasets() -> None:
     thumbs(33)
     said = gate_distance("helper")
     prepared = prepare_training_dataset("helper", "labels", dry_run=True)
-    assert (said.kind, said.available) == ("labels", prepared.counts["holdout"])
+    assert (said.kind, said.found) == ("labels", prepared.counts["holdout"])
     assert 40 <= said.further <= 80
-    GateSettings.objects.create(agent="helper", min_evidence=said.available)
+    GateSettings.objects.create(agent="helper", min_evidence=said.found)
     assert gate_distance("helper").reached
 
 
@@ -77,7 +77,7 @@ def test_the_start_page_the_agent_page_and_the_learner_say_the_same(client: Clie
     client.force_login(person("rae", "rater"))
     thumbs(33)
     said = gate_distance("helper")
-    figures = re.compile(rf"<strong>{said.available}</strong>[^<]* 30 [^<]* {said.further} ")
+    figures = re.compile(rf"<strong>{said.found}</strong>[^<]* 30 [^<]* {said.further} ")
     assert figures.search(client.get("/").text)
     assert figures.search(client.get("/agents/helper/").text)
     status = json.loads(run("online_learner", "status", "--agent", "helper", "--json"))
@@ -200,7 +200,7 @@ def test_a_hundred_thumbs_up_are_no_distance_covered_where_people_wrote_answers(
         rating_submit(decision=shown, rater="ada", correction="no")
     said = gate_distance("helper")
     assert (said.kind, said.reached) == ("pairs", False)
-    assert 0 < said.available <= 10
+    assert 0 < said.found <= 10
 
 
 @pytest.mark.slow

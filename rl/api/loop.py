@@ -22,7 +22,6 @@ from rl.api.training import (
     AGENT,
     RUN,
     BaseModelName,
-    GateDistance,
     Method,
     Run,
     agent_checked,
@@ -31,6 +30,7 @@ from rl.api.training import (
     run_lookup,
     run_represent,
 )
+from rl.datasets.gate_distance import GateDistance
 from rl.datasets.reward_records import RewardsCalculated, RewardsRefused, rewards_calculate
 from rl.export.service import opponents, policy_job_place
 from rl.gates.headlines import share_of

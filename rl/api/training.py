@@ -20,7 +20,7 @@ from feedback.selectors import SLUG_PATTERN
 from feedback.storage.fields import WHOLE, OneOf, Storable
 from rl.base_models.service import addition_of, agent_base_model, base_model_resolve, base_model_set
 from rl.base_models.sources import SourceRefused
-from rl.datasets.gate_distance import gate_distance
+from rl.datasets.gate_distance import GateDistance, gate_distance
 from rl.datasets.stats import score_summaries
 from rl.evaluation.candidates import CandidateScore
 from rl.gates.headlines import share_of
@@ -85,19 +85,6 @@ class StagePlan(CamelAnswer):
     estimated_steps: int
     estimated_time_minutes: float
     estimated_memory_gb: float | None
-
-
-class GateDistance(Answer):
-    """Distance to the gate's minimum of held-out prompts."""
-
-    found: int = Field(validation_alias="available")
-    """Held-out prompts with evidence."""
-    needed: int = Field(validation_alias="minimum")
-    kind: str
-    """Kind of evidence that carries the accuracy rule."""
-    further: int
-    """Rated prompts still needed, about."""
-    words: str
 
 
 class TrainingPlan(CamelAnswer):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from backend.bodies import Answer
 from feedback.cache import StampedCache
 from feedback.selectors import FeedbackCounts
 from rl.datasets import DatasetRefused, PreparedDataset, snapshot_rows
@@ -26,65 +25,56 @@ MAX_COUNT = 20_000
 """Most ratings and comparisons (without any: decisions) of an agent for which a page counts the holdout."""
 
 
-@dataclass(frozen=True)
-class Distance:
-    available: int
+class GateDistance(Answer):
+    """Distance to the gate's minimum of held-out prompts."""
+
+    found: int
     """Held-out prompts with evidence of the leading kind."""
-    minimum: int
+    needed: int
     kind: str
+    """Kind of evidence that carries the accuracy rule."""
     further: int
-    """Estimated prompts to rate until the gate has enough."""
+    """Rated prompts still needed, about."""
+
+    words: str
 
     @property
     def reached(self) -> bool:
-        return self.available >= self.minimum
-
-    @property
-    def words(self) -> str:
-        if self.reached:
-            return f"{self.available:,} held-out prompts; the gate needs {self.minimum:,}"
-        return (
-            f"{self.available:,} of the {self.minimum:,} held-out prompts that the gate needs: "
-            f"rate about {self.further:,} more prompts"
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "found": self.available,
-            "needed": self.minimum,
-            "kind": self.kind,
-            "further": self.further,
-            "words": self.words,
-        }
+        return self.found >= self.needed
 
 
 def distance_of(
     counts: Mapping[str, int], tally: SplitCounts, needed: int, *, discrete: bool = False
-) -> Distance:
+) -> GateDistance:
     """counts: kind of evidence -> held-out prompts; tally: prompts with any evidence, by split."""
     kind = lead_kind(counts, needed, discrete=discrete)
-    found = counts.get(kind, 0)
-    if found >= needed:
-        return Distance(found, needed, kind, 0)
-    # Held-out prompts per held-out prompt with this kind of evidence.
-    each = tally.holdout / found if found >= TELLING else 1.0
-    wanted = tally.holdout + round((needed - found) * each)
-    return Distance(found, needed, kind, _about(prompts_until(wanted, tally, needed)))
+    found, further = counts.get(kind, 0), 0
+    words = f"{found:,} held-out prompts; the gate needs {needed:,}"
+    if found < needed:
+        # Held-out prompts per held-out prompt with this kind of evidence.
+        each = tally.holdout / found if found >= TELLING else 1.0
+        wanted = tally.holdout + round((needed - found) * each)
+        further = _about(prompts_until(wanted, tally, needed))
+        words = (
+            f"{found:,} of the {needed:,} held-out prompts that the gate needs: "
+            f"rate about {further:,} more prompts"
+        )
+    return GateDistance(found=found, needed=needed, kind=kind, further=further, words=words)
 
 
-def gate_distance(agent: str) -> Distance:
+def gate_distance(agent: str) -> GateDistance:
     counts, tally = evidence_counts(agent)
     return distance_of(counts, tally, min_evidence_of(agent), discrete=agent_served(agent).discrete)
 
 
-def distance_of_prepared(prepared: PreparedDataset, agent: str) -> Distance | None:
+def distance_of_prepared(prepared: PreparedDataset, agent: str) -> GateDistance | None:
     """Distance for a policy trained on this dataset: of the agent's feedback, or of the file's own holdout."""
     if prepared.query.get("source") == "file":
         return _of_rows(agent, prepared.rows())
     return gate_distance(agent)
 
 
-def distance_of_snapshot(snapshot: Snapshot) -> Distance | None:
+def distance_of_snapshot(snapshot: Snapshot) -> GateDistance | None:
     """As `distance_of_prepared`, for a run's snapshot; None if its file is unreadable."""
     if snapshot.query.get("source") != "file":
         return gate_distance(snapshot.agent)
@@ -94,7 +84,7 @@ def distance_of_snapshot(snapshot: Snapshot) -> Distance | None:
         return None
 
 
-def _of_rows(agent: str, rows: Iterable[Row]) -> Distance:
+def _of_rows(agent: str, rows: Iterable[Row]) -> GateDistance:
     kind, splits = LABELS, dict[str, Split]()
     for row in rows:
         splits[row["prompt_hash"]] = row["split"]
@@ -106,10 +96,10 @@ def _of_rows(agent: str, rows: Iterable[Row]) -> Distance:
     return distance_of({kind: tally.holdout}, tally, min_evidence_of(agent))
 
 
-_distances: StampedCache[Distance] = StampedCache()
+_distances: StampedCache[GateDistance] = StampedCache()
 
 
-def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, Distance]:
+def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, GateDistance]:
     """Agent -> distance, for agents with at most MAX_COUNT of feedback; counted again when an agent's counts change."""
     needed = dict(GateSettings.objects.order_by().values_list("agent", "min_evidence"))
     distances = {}
@@ -124,7 +114,7 @@ def gate_distances_cached(counts: Mapping[str, FeedbackCounts]) -> dict[str, Dis
             measured = RewardRecord.objects.filter(agent=agent, measured=True).count()
             stamp = (one.decisions.bit_length(), measured, minimum)
             distance = _distances.get_unless(agent, stamp, partial(gate_distance, agent))
-            if distance.available or measured:
+            if distance.found or measured:
                 distances[agent] = distance
     return distances
 

@@ -188,7 +188,7 @@ def train_plan(order: TrainOrder, progress: ProgressCallback | None = None) -> d
         "config": config,
         "recipe": recipe.as_dict(),
         "hardware": hardware.as_dict() if hardware is not None else {},
-        "evidence": distance.as_dict() if distance else None,
+        "evidence": distance.model_dump() if distance else None,
         **expected,
     }
 

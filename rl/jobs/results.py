@@ -160,7 +160,7 @@ def train_report(
         "metrics": result.metrics,
         "notes": result.notes,
         "preflight": result.preflight,
-        "evidence": distance.as_dict() if distance else None,
+        "evidence": distance.model_dump() if distance else None,
         "stopped_early": result.stopped_early,
         "best_step": result.best_step,
         "epochs": [str(folder) for folder in run_epochs(run)],

@@ -126,7 +126,7 @@ class OnlineLearner:
             "method": learner.method,
             "gate": learner.gate,
             "champion": champion.name if champion else None,
-            "evidence": distance.as_dict() if distance else None,
+            "evidence": distance.model_dump() if distance else None,
             "last_run": _run_summary(last),
             "next_check": _iso(next_check()),
         }

@@ -11,7 +11,7 @@ from feedback.agreement.report import agreement_low
 from feedback.cache import CostAwareCache
 from feedback.rating.requests import sampled_prompts
 from feedback.selectors import feedback_counts_cached
-from rl.datasets.gate_distance import Distance, gate_distances_cached
+from rl.datasets.gate_distance import GateDistance, gate_distances_cached
 from rl.datasets.holdout import SplitCounts, prompts_until, share_held_out
 from rl.gates.headlines import classifier_ahead
 from rl.gates.report import NOT_APPLICABLE, RULE_TITLES, Evidence, GateBounds, GateReport, RuleResult
@@ -214,7 +214,7 @@ def gate_checklist(policy: Policy, to: str, evaluation: Evaluation | None) -> Ga
 
 
 def _of_report(
-    report: GateReport, to: str, rival: str, bounds: GateBounds, distance: Distance | None
+    report: GateReport, to: str, rival: str, bounds: GateBounds, distance: GateDistance | None
 ) -> GateChecklist:
     missing = [_prompts_missing(result, bounds, distance) for result in report.refusals]
     rating_count = max((ratings for ratings, _ in missing), default=0)
@@ -246,7 +246,9 @@ def rule_title(rule: str, to: str) -> str:
     return RULE_TITLES.get(rule, rule)
 
 
-def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance | None) -> tuple[int, str]:
+def _prompts_missing(
+    result: RuleResult, bounds: GateBounds, distance: GateDistance | None
+) -> tuple[int, str]:
     """About how many more rated prompts a rule needs, as a number and in words."""
     if not result.waits:
         return 0, "More ratings will not change this. Train again with other knobs or other data."
@@ -254,7 +256,7 @@ def _prompts_missing(result: RuleResult, bounds: GateBounds, distance: Distance 
         return 0, _answers_missing(result.figures)
     if result.rule == "evidence":
         if distance is not None and distance.reached:
-            return 0, f"{distance.available:,} held-out prompts are rated now: evaluate again."
+            return 0, f"{distance.found:,} held-out prompts are rated now: evaluate again."
         further = distance.further if distance is not None else 0
         return (
             further,
@@ -302,6 +304,6 @@ def rated_until(wanted: int, held_out: int, min_evidence: int) -> int:
     return further if further < 20 else round(further, -1)
 
 
-def _distance(agent: str) -> Distance | None:
+def _distance(agent: str) -> GateDistance | None:
     counts = feedback_counts_cached().get(agent)
     return gate_distances_cached({agent: counts}).get(agent) if counts is not None else None
