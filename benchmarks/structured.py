@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from rl.agents.fields import composed, leaves, plain, share_right  # noqa: E402
+from rl.agents.fields import composed, fields_right, leaves, plain  # noqa: E402
 from rl.agents.template import TemplateAgent  # noqa: E402
 from rl.linear.fit import fit  # noqa: E402
 
@@ -165,11 +165,9 @@ def linear(texts: Sequence[str], rights: Sequence[Any]) -> Answers:
 
 
 def measure(answers: Sequence[str], fresh: Sequence[dict[str, Any]]) -> dict[str, float]:
-    shares = [
-        share_right(answer, json.dumps(one["right"])) for answer, one in zip(answers, fresh, strict=True)
-    ]
+    found = [fields_right(_read(answer), one["right"]) for answer, one in zip(answers, fresh, strict=True)]
     exact = [plain(_read(answer)) == plain(one["right"]) for answer, one in zip(answers, fresh, strict=True)]
-    return {"exact": statistics.fmean(exact), "fields": statistics.fmean(share or 0.0 for share in shares)}
+    return {"exact": statistics.fmean(exact), "fields": statistics.fmean(points / of for points, of in found)}
 
 
 def _read(text: str) -> Any:

@@ -18,7 +18,7 @@ from scipy import stats
 from feedback.explorer.structure import MOST_PARTS, line_of, structure_of
 from feedback.services import decision_record, rating_submit
 from rl.agents import AGENTS
-from rl.agents.fields import composed, json_read, leaves, plain, share_right
+from rl.agents.fields import composed, fields_right, json_read, leaves, plain
 from rl.agents.inference import agent_inferred
 from rl.agents.template import TemplateAgent
 from rl.decoding.constraint import schema_grammar
@@ -53,12 +53,12 @@ def test_share_of_fields_that_are_right() -> None:
         ({"a": {"b": {"c": "x"}}, "tags": [], "done": True}, 2 / 4),
     ]
     for answer, share in answers:
-        assert share_right(json.dumps(answer), json.dumps(RIGHT)) == pytest.approx(share), answer
+        points, count = fields_right(answer, RIGHT)
+        assert points / count == pytest.approx(share), answer
     # lists of objects are compared place by place
-    right = json.dumps({"rows": [{"k": 1, "v": 2}, {"k": 3, "v": 4}]})
-    assert share_right('{"rows": [{"k": 1, "v": 2}]}', right) == pytest.approx(0.5)
-    assert share_right('{"rows": [{"k": 1, "v": 0}, {"k": 3, "v": 4}]}', right) == pytest.approx(0.75)
-    assert share_right("{}", "some text") is None
+    right = {"rows": [{"k": 1, "v": 2}, {"k": 3, "v": 4}]}
+    assert fields_right({"rows": [{"k": 1, "v": 2}]}, right) == (pytest.approx(0.5), 1)
+    assert fields_right({"rows": [{"k": 1, "v": 0}, {"k": 3, "v": 4}]}, right) == (pytest.approx(0.75), 1)
 
 
 def test_what_is_no_json_is_read_as_nothing_and_one_is_one_point_nought_and_not_true() -> None:

@@ -117,12 +117,3 @@ def _list_right(answer: Sequence[object], right: Sequence[object]) -> float:
         return sum(points / of for points, of in shares) / max(len(answer), len(right))
     both = Counter(map(plain, answer)) & Counter(map(plain, right))
     return 2 * both.total() / (len(answer) + len(right))
-
-
-def share_right(answer: str, right: str) -> float | None:
-    """Share of the right answer's fields that an answer has, in [0, 1]; None if `right` is no JSON object or list."""
-    wanted = json_read(right)
-    if not isinstance(wanted, (dict, list)):
-        return None
-    points, count = fields_right(json_read(answer), wanted)
-    return points / count

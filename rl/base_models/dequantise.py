@@ -65,7 +65,7 @@ def gguf_to_folder(file: Path, target: Path, progress: Callable[[str], None]) ->
     progress("writing the folder")
     _save(tensors, target)
     config.save_pretrained(target)
-    _generation_config(config, tokenizer).save_pretrained(target)
+    _generation_config(tokenizer).save_pretrained(target)
     if template:
         tokenizer.chat_template = template
     tokenizer.save_pretrained(target)
@@ -108,7 +108,7 @@ def _save(tensors: dict[str, torch.Tensor], target: Path) -> None:
     (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), "utf-8")
 
 
-def _generation_config(config: object, tokenizer: object) -> GenerationConfig:
+def _generation_config(tokenizer: object) -> GenerationConfig:
     own = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return GenerationConfig(**{name: value for name, value in own.items() if value is not None})
 

@@ -13,7 +13,8 @@ from feedback.messages import Message
 from feedback.models import Decision
 from feedback.storage.sql import chunks
 from rl.datasets import messages_plain
-from rl.evaluation.judging import AT_ONCE, AskedPrompt, Progress, policy_answers, unheard
+from rl.evaluation.judging import AT_ONCE, AskedPrompt, Progress, policy_answers
+from rl.evaluation.sides import unheard
 from rl.models import JudgedPair, JudgingRound, Policy
 from rl.models.agent_definitions import agent_served
 from rl.registry.judging import JudgingRefused

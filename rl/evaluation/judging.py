@@ -21,7 +21,7 @@ from rl.datasets import messages_plain
 from rl.datasets.held_out_evidence import trained_prompts
 from rl.datasets.prompt_clusters import MIN_PROMPTS, clusters_of
 from rl.datasets.rows import recorded_prompts
-from rl.evaluation.sides import HostedFailed, HostedSide, side_load
+from rl.evaluation.sides import HostedFailed, HostedSide, side_load, unheard
 from rl.gates.rules import alpha_of_attempt
 from rl.models import JudgedPair, JudgingRound, Policy, PromptSplit
 from rl.models.agent_definitions import agent_served
@@ -346,7 +346,3 @@ def _nothing_to_ask(judging: JudgingRound) -> str:
     return (
         "no prompt of this agent that training has not seen; record more decisions, then begin another round"
     )
-
-
-def unheard(done: int, total: int, text: str) -> None:
-    """Progress that nobody listens to."""

@@ -38,6 +38,7 @@ from rl.evaluation.sides import (
     rewards_of_training,
     side_load,
     tests_check,
+    unheard,
 )
 from rl.export.service import base_of
 from rl.gates.evidence_kinds import CORRECTIONS, LABELS, PAIRS, REWARDS, TESTS
@@ -101,7 +102,7 @@ def evaluate(
 
     Raises EvaluationRefused, DatasetRefused, RegistryRefused and the training package's PolicyLoadError.
     """
-    report = progress or _unheard
+    report = progress or unheard
     report(0, 0, "loading the libraries")
     from rl.training.evaluate import evaluate_policy, golden_check
     from rl.training.general import general_answers
@@ -313,10 +314,6 @@ def _states(held_out: HeldOut) -> dict[str, object]:
     """State of each held-out prompt, and of those that are answered beside them, by its hash."""
     rows = itertools.chain(*held_out.rows.values(), held_out.spare)
     return {row["prompt_hash"]: row.get("state") for row in rows}
-
-
-def _unheard(done: int, total: int, text: str) -> None:
-    """Progress that nobody listens to."""
 
 
 ON_FILE = {"refused": "not estimated for a file: the log is held-out data, and each use of it counts"}

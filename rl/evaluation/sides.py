@@ -349,3 +349,7 @@ def _quantised_answer(llama: LlamaPolicy, lora: Path, agent: Agent, prompt: Held
     return Generation(
         found.text, found.tokens_out or 0, "stop" if found.finish_reason == "stop" else "length"
     )
+
+
+def unheard(done: int, total: int, text: str) -> None:
+    """Progress that nobody listens to."""

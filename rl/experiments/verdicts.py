@@ -14,9 +14,9 @@ from rl.statistics.contrasts import (
     always_valid,
     always_valid_low,
     always_valid_p,
+    chance_above_zero,
     difference,
     half_width,
-    posterior,
     units_needed,
 )
 from rl.statistics.sequential import proportion_sequence
@@ -137,7 +137,7 @@ def effect_of(new: Moments, old: Moments, rule: Rule, *, alpha: float | None = N
     if early is None:
         return ArmEffect(None, None, None, None, 0.5, units, None, COLLECTING)
     found = always_valid(early, level, rule.tuning)
-    chance = posterior(early).chance
+    chance = chance_above_zero(early)
     state = UNDECIDED
     if min(new.n, old.n) < rule.min_units:
         state = COLLECTING

@@ -88,15 +88,6 @@ def difference(new: Moments, old: Moments) -> Contrast:
     return Contrast(new.mean - old.mean, new.error + old.error, new.n + old.n)
 
 
-def uplift(new: Moments, old: Moments) -> Contrast:
-    """(new - old) / |old| with its variance by the delta method. Raises ValueError if old's mean is 0."""
-    if old.mean == 0:
-        raise ValueError("expected an old mean other than 0 for an uplift, found 0")
-    value = (new.mean - old.mean) / abs(old.mean)
-    error = new.error / old.mean**2 + old.error * new.mean**2 / old.mean**4
-    return Contrast(value, error, new.n + old.n)
-
-
 # --- Always valid -------------------------------------------------------------------------------------------
 
 
@@ -153,31 +144,11 @@ def units_needed(found: Contrast, alpha: float = 0.05, tuning: float = 1000) -> 
 # --- Who is best --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Posterior:
-    """Normal posterior of a difference under a flat prior: its chance to be above 0 and the cost of either choice."""
-
-    value: float
-    error: float
-    chance: float
-    interval: Difference
-    risk_old: float
-    """Expected loss of staying with the old: E[max(difference, 0)]."""
-    risk_new: float
-    """Expected loss of taking the new: E[max(-difference, 0)]."""
-
-
-def posterior(found: Contrast, alpha: float = 0.05) -> Posterior:
-    """The posterior of a contrast; without any spread the chance is 1/2."""
+def chance_above_zero(found: Contrast) -> float:
+    """Chance of a difference to be above 0, by the normal posterior under a flat prior; 1/2 without any spread."""
     if not (found.error > 0 and math.isfinite(found.error)):
-        return Posterior(0.0, 0.0, 0.5, Difference(0.0, 0.0, 0.0), 0.0, 0.0)
-    spread = math.sqrt(found.error)
-    z = found.value / spread
-    chance = float(scipy.stats.norm.cdf(z))
-    gain = spread * float(scipy.stats.norm.pdf(z)) + found.value * chance
-    half = float(scipy.stats.norm.ppf(1 - alpha / 2)) * spread
-    interval = Difference(found.value, found.value - half, found.value + half)
-    return Posterior(found.value, spread, chance, interval, gain, gain - found.value)
+        return 0.5
+    return float(scipy.stats.norm.cdf(found.value / math.sqrt(found.error)))
 
 
 def best_chances(means: Sequence[float], errors: Sequence[float]) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from rl.statistics.contrasts import Moments, half_width
+from rl.statistics.contrasts import Contrast, Moments, half_width
 from rl.statistics.offpolicy import Draw, LoggedChoice, OffPolicyRefused, report
 
 LOOK_EVERY = 10
@@ -18,6 +18,13 @@ def moments_of_counts(successes: int, n: int) -> Moments:
     """Moments of a proportion: variance p (1 - p)."""
     share = successes / n
     return Moments(n, share, share * (1 - share))
+
+
+def uplift(new: Moments, old: Moments) -> Contrast:
+    """(new - old) / |old| with its variance by the delta method, as GrowthBook's references are."""
+    value = (new.mean - old.mean) / abs(old.mean)
+    error = new.error / old.mean**2 + old.error * new.mean**2 / old.mean**4
+    return Contrast(value, error, new.n + old.n)
 
 
 @dataclass(frozen=True)
