@@ -245,14 +245,6 @@ def test_an_answer_both_preferred_and_rejected_is_worth_a_half() -> None:
     assert evaluate_policy(policy, rows, agent=PICKER)["average_reward"]["value"] == 0.5
 
 
-def test_a_reward_function_is_asked_about_every_answer() -> None:
-    def reward(row: Mapping[str, Any], answer: str) -> float:
-        return 0.25 if row["prompt"][-1]["content"] == "q0" and answer == A else 0.75
-
-    outcome = evaluate_policy(prefers(10), ROWS[:2], agent=PICKER, reward=reward)
-    assert outcome["average_reward"]["value"] == 0.5
-
-
 def test_agreement_with_the_truth_counts_only_prompts_whose_truth_is_known() -> None:
     rows = [a_row("q0", A, P, ripe="apple"), a_row("q1", A, P, ripe="plum"), a_row("q2", A, P)]
     outcome = evaluate_policy(prefers(10), rows, agent=PICKER, against=prefers(10, answers=M))

@@ -166,7 +166,7 @@ def test_a_wording_beside_choices_is_left_out_of_what_must_be_the_same() -> None
     ]
     agent = agent_inferred("paint", rows)
     assert agent.discrete
-    judge = AnswerJudge(agent, None)
+    judge = AnswerJudge(agent)
     one = json.loads(rows[0][1])
     assert judge.action(json.dumps({**one, "reason": "as we see it here"})) == judge.action(rows[0][1])
     assert judge.action(json.dumps({**one, "ticket": "T-1"})) != judge.action(rows[0][1])

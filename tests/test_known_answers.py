@@ -119,7 +119,7 @@ def test_lists_of_one_prompt() -> None:
 def test_answers_are_checked_and_lists_digested() -> None:
     # an answer on neither list is not right
     rows = [{**said(), "right": [A], "wrong": [P]}, {**said("r"), "right": [], "wrong": [P]}]
-    check = right_answer_check(AnswerJudge(PICKER, None))
+    check = right_answer_check(AnswerJudge(PICKER))
     assert check([rows[0]] * 3 + [rows[1]] * 2, [A, P, M, P, M]) == [1.0, 0.0, 0.0, 0.0, 0.0]
     # the digest changes with the lists
     one = {**said(), "right": [A], "wrong": [P]}
@@ -283,16 +283,16 @@ def test_raters_who_disagree_share_an_answer_and_near_identical_prompts_count_as
         prompt(3, demonstrations=[A]),
         prompt(4, liked=[P]),  # of another answer
     ]
-    verdicts = verdicts_on(prompts, [A] * 5, AnswerJudge(PICKER, None))
+    verdicts = verdicts_on(prompts, [A] * 5, AnswerJudge(PICKER))
     assert verdicts == {0: 2 / 3, 1: 1.0, 2: 0.0, 3: 1.0}
     share = liked_share(prompts, verdicts)
     # three clusters with a verdict, four in all: (2/3 + 1/2 + 1) / 3
     assert (share["value"], share["n"], share["of"]) == (pytest.approx(13 / 18), 3, 4)
     assert (share["least"], share["most"]) == (pytest.approx(13 / 24), pytest.approx(19 / 24))
-    other = verdicts_on(prompts, [P] * 5, AnswerJudge(PICKER, None))
+    other = verdicts_on(prompts, [P] * 5, AnswerJudge(PICKER))
     assert other == {4: 1.0}
     assert liked_difference(prompts, verdicts, other)["n"] == 0  # no prompt on which both have a verdict
-    assert liked_share(prompts, verdicts_on(prompts, [M] * 5, AnswerJudge(PICKER, None))) is None
+    assert liked_share(prompts, verdicts_on(prompts, [M] * 5, AnswerJudge(PICKER))) is None
 
 
 RATED = {"value": 0.7, "low": 0.6, "high": 0.79, "n": 90, "of": 120, "least": 0.525, "most": 0.775}

@@ -48,20 +48,6 @@ def test_estimates_by_hand() -> None:
     assert found.value == pytest.approx(y.mean() + 0.75 * (others.mean() - y.mean()), abs=0.01)
 
 
-def test_labels_that_were_drawn_more_often_count_less() -> None:
-    random = np.random.default_rng(5)
-    values, drawn = [], []
-    for seed in range(200):
-        random = np.random.default_rng(seed)
-        y = random.normal(0, 1, 4000)
-        f = y + random.normal(0, 0.5, 4000)
-        chance = np.where(f > 0, 0.05, 0.02)
-        taken = random.random(4000) < chance
-        values.append(powered_mean(y[taken], f[taken], f, sampled=chance[taken]).value)
-        drawn.append(y[taken].mean())
-    assert abs(np.mean(values)) < 0.02 < abs(np.mean(drawn))
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -74,8 +60,3 @@ def test_labels_that_were_drawn_more_often_count_less() -> None:
 def test_too_little_and_what_is_not_finite_is_refused(wrong: tuple[list[float], ...]) -> None:
     with pytest.raises(ValueError, match="expected"):
         powered_mean(*wrong)
-
-
-def test_a_sampling_probability_of_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match="sampling probability"):
-        powered_mean([1.0] * 12, [1.0] * 12, [1.0], sampled=[0.0] * 12)

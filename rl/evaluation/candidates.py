@@ -70,7 +70,7 @@ def _eval_values(
         prompts = held_out_prompts(rows)[:MOST_COMPARED]
         states = [prompt.row.get("state") for prompt in prompts]
         answers = generate_answers(side, [prompt.messages for prompt in prompts], agent, states=states)
-        judge = AnswerJudge(agent, None)
+        judge = AnswerJudge(agent)
         _, values = judge.judged(prompts, answers)
         return [
             0.0 if agent.discrete and prompt.expected and not judge.is_known(prompt, answer.text) else value

@@ -197,7 +197,7 @@ def _answers_store(judging: JudgingRound, report: Progress) -> str:
     from rl.training.held_out import AnswerJudge
 
     definition = agent_served(judging.agent)
-    same = AnswerJudge(definition, None).action
+    same = AnswerJudge(definition).action
     report(0, 0, f"asking {judging.opponent_name}")
     unknown = [prompt for prompt in prompts if prompt.recorded is None]
     asked = iter([text for texts in policy_answers(judging.opponent, definition, unknown) for text in texts])

@@ -57,14 +57,10 @@ def powered_mean(
     labels: Sequence[float],
     predictions: Sequence[float],
     unlabelled: Sequence[float],
-    *,
-    sampled: Sequence[float] | None = None,
-    confidence: float = 0.95,
 ) -> PoweredMean:
     """Mean of the labels' population from labels with predictions, and predictions without labels.
 
-    labels, predictions: [n], of the same items, which were drawn at random. unlabelled: [N]. sampled: [n], probability
-    with which each labelled item was drawn, if they differ (inverse-probability weights); None: all alike. Raises
+    labels, predictions: [n], of the same items, which were drawn at random, all alike. unlabelled: [N]. Raises
     ValueError for fewer than FEWEST_LABELS labels, no prediction, or lengths that differ.
     """
     y, f, others = (np.asarray(column, float) for column in (labels, predictions, unlabelled))
@@ -75,21 +71,14 @@ def powered_mean(
         )
     if not all(np.isfinite(column).all() for column in (y, f, others)):
         raise ValueError("expected finite values, found NaN or infinity")
-    weights = np.ones(len(y))
-    if sampled is not None:
-        chances = np.asarray(sampled, float)
-        if len(chances) != len(y) or not ((chances > 0) & (chances <= 1)).all():
-            raise ValueError("expected a sampling probability in (0, 1] for each label")
-        weights = 1 / chances
-        weights *= len(weights) / weights.sum()
     n, size = len(y), len(others)
-    alone = _interval(y, weights, 0.0, 0, n - 1, confidence)
+    alone = _interval(y, 0.0, 0, n - 1)
     left_out = _weights_left_out(y, f, size)
     residuals = y - left_out * (f - others.mean())
     weight = float(left_out.mean())
     # labelled part: variance of the residuals; unlabelled part: the error of the predictions' mean
     error = weight**2 * float(others.var(ddof=1)) / size if size > 1 else 0.0
-    value, low, high = _interval(residuals, weights, error, 1, n - 2, confidence)
+    value, low, high = _interval(residuals, error, 1, n - 2)
     return PoweredMean(value, low, high, n, size, weight, alone[1:])
 
 
@@ -105,12 +94,10 @@ def _weights_left_out(y: Floats, f: Floats, size: int) -> Floats:
     return found
 
 
-def _interval(
-    values: Floats, weights: Floats, error: float, fitted: int, freedom: int, confidence: float
-) -> tuple[float, float, float]:
-    """Mean, low and high of weighted values with a further variance `error`; fitted: weights estimated from them."""
+def _interval(values: Floats, error: float, fitted: int, freedom: int) -> tuple[float, float, float]:
+    """Mean, low and high (95 %) of values with a further variance `error`; fitted: weights estimated from them."""
     n = len(values)
-    mean = float((weights * values).mean())
-    spread = float((weights**2 * (values - mean) ** 2).sum()) / (n - 1 - fitted)
-    half = float(scipy.stats.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(spread / n + error)
+    mean = float(values.mean())
+    spread = float(((values - mean) ** 2).sum()) / (n - 1 - fitted)
+    half = float(scipy.stats.t.ppf(0.975, freedom)) * math.sqrt(spread / n + error)
     return mean, mean - half, mean + half

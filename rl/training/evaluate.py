@@ -35,7 +35,6 @@ from rl.training.held_out import (
     AnswerJudge,
     Check,
     HeldOutPrompt,
-    Reward,
     Rows,
     held_out_prompts,
     right_answer_check,
@@ -83,7 +82,6 @@ def evaluate_policy(
     max_samples: int | None = None,
     generate_samples: int = MAX_ANSWERS,
     spare: Sequence[Row] = (),
-    reward: Reward | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Evaluate on held-out pairs {"prompt", "chosen", "rejected", "state"?} and other evidence; JSON-serialisable.
@@ -101,8 +99,6 @@ def evaluate_policy(
     - max_samples limits the prompts with pairs and the rows of each other kind, generate_samples the prompts answered.
       Of `spare` ({"prompt", "state"?}, never trained on) as many as are missing, and half of `generate_samples` at
       least, are answered too.
-    - reward: of a row and an answer. Without it, of prompts that people judged: 1 for an answer they preferred, 0 for
-      one they only rejected or that is not valid, 0.5 for others.
     - progress is called with (done, total) work items.
 
     What is returned (shares are {"value", "low", "high", "n"} with 95 % intervals):
@@ -111,8 +107,9 @@ def evaluate_policy(
       tokens; a tie counts as not preferred. The pairs of a prompt share one vote, and so do near-identical prompts.
     - valid_rate: share of answers, as the agent is served, that it can act on; `written` has it for what is written
       without list and schema.
-    - average_reward, and rewards_known, the answers that it says anything of; liked, the share of answers that people
-      would like; ground_truth, of right ones; right, the same of policy, incumbent and base.
+    - average_reward, of prompts that people judged: 1 for an answer they preferred, 0 for one they only rejected or
+      that is not valid, 0.5 for others; rewards_known, the answers that it says anything of; liked, the share of
+      answers that people would like; ground_truth, of right ones; right, the same of policy, incumbent and base.
     - evidence: per kind its figures; `carried_by` names the kind that carries the comparison.
     - comparison: the other's figures and the paired difference with its p-value. held_out: what a gate asks of it.
 
@@ -120,7 +117,7 @@ def evaluate_policy(
     """
     if isinstance(against, str) and against != "base":
         raise ValueError(f"expected against='base' or a loaded policy, found {against!r}")
-    judge = AnswerJudge(agent, reward)
+    judge = AnswerJudge(agent)
     checks = {KNOWN: right_answer_check(judge), **(checks or {})}
     sides = [side for side in (policy, against) if isinstance(side, LoadedPolicy)]
     others, (kept_spare, _) = others or {}, _written(sides, spare)
@@ -367,7 +364,7 @@ def golden_check(
     """
     states = [case.get("state") for case in cases]
     answers = generate_answers(policy, [case["messages"] for case in cases], agent, states=states)
-    judge, found = AnswerJudge(agent, None), []
+    judge, found = AnswerJudge(agent), []
     for case, answer in zip(cases, answers, strict=True):
         why = judge.problem(HeldOutPrompt(list(case["messages"]), case), answer) or ""
         if not why and case["accepted"] and not judge.does_one_of(answer.text, case["accepted"]):

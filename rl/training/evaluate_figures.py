@@ -155,10 +155,7 @@ class HeldOutWork:
     @cached_property
     def rewardable(self) -> list[bool]:
         """Per prompt asked, whether its reward can tell a good answer from a bad one."""
-        return [
-            bool(self.judge.custom or prompt.liked or prompt.disliked or prompt.demonstrations)
-            for prompt in self.prompts
-        ]
+        return [bool(one.liked or one.disliked or one.demonstrations) for one in self.prompts]
 
     @property
     def size(self) -> int:
@@ -266,7 +263,7 @@ class HeldOutWork:
         """Figures of one side, shares and means with their 95 % intervals."""
         per_token = [chosen.mean_logp > rejected.mean_logp for chosen, rejected in side.scores]
         rewards = self.rewards(side)
-        known = len(rewards) if self.judge.custom else sum(reward != NEUTRAL for reward in rewards)
+        known = sum(reward != NEUTRAL for reward in rewards)
         return {
             "preference_accuracy": self.pairs_share(side.prefers),
             "preference_accuracy_length_normalised": self.pairs_share(per_token),
@@ -458,7 +455,7 @@ class HeldOutWork:
         """False where nobody judged one of the answers and the other side's are recorded: what people rate is mostly
         the recorded answer, so that half a point for what nobody saw would count against every policy that differs."""
         is_known = reward != NEUTRAL and other.rewards[number] != NEUTRAL
-        return is_known or not other.answers_only or self.judge.custom is not None
+        return is_known or not other.answers_only
 
 
 def answers_known(

@@ -37,9 +37,6 @@ from rl.training.chat_template import prompt_messages, response_text
 from rl.training.policy import Generation
 from rl.training.scoring import ResponseScore
 
-Reward = Callable[[Row, str], float]
-"""(held-out row, generated answer) -> reward in [0, 1]."""
-
 Rows = Mapping[str, Sequence[Row]]
 """Kind of evidence (rl.gates.evidence_kinds.KINDS) -> its held-out rows."""
 
@@ -108,8 +105,8 @@ def loops(text: str) -> bool:
 class AnswerJudge:
     """Checks of an answer: validity, equality with another, correctness, reward."""
 
-    def __init__(self, agent: Agent, reward: Reward | None) -> None:
-        self.agent, self.custom = agent, reward
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
 
     def problem(self, prompt: HeldOutPrompt, answer: Generation) -> str | None:
         try:
@@ -147,11 +144,6 @@ class AnswerJudge:
         """True if people wrote, liked or disliked an answer that does the same."""
         return self.does_one_of(answer, [*prompt.liked, *prompt.demonstrations, *prompt.disliked])
 
-    def reward(self, prompt: HeldOutPrompt, answer: str, problem: str | None) -> float:
-        if self.custom is not None:
-            return float(self.custom(prompt.row, answer))
-        return 0.0 if problem is not None else self.opinion(prompt, answer)
-
     def judged(
         self, prompts: Sequence[HeldOutPrompt], answers: Sequence[Generation]
     ) -> tuple[list[str | None], list[float]]:
@@ -159,7 +151,7 @@ class AnswerJudge:
         both = list(zip(prompts, answers, strict=True))
         problems = [self.problem(prompt, answer) for prompt, answer in both]
         return problems, [
-            self.reward(prompt, answer.text, problem)
+            0.0 if problem is not None else self.opinion(prompt, answer.text)
             for (prompt, answer), problem in zip(both, problems, strict=True)
         ]
 

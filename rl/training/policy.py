@@ -263,13 +263,11 @@ def generate(
     *,
     max_new_tokens: int,
     temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
     seed: int = 0,
     batch_size: int = 32,
     forms: Sequence[AnswerForm] | None = None,
 ) -> list[Generation]:
-    """Answer each prompt, in the order given. Temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in.
+    """Answer each prompt, in the order given. Temperature 0 is greedy.
 
     forms: of the answer to each prompt, a JSON schema or a closed set, enforced token by token; None: free text. A form
     that cannot be enforced constrains nothing, and a note of the policy says so.
@@ -279,7 +277,7 @@ def generate(
     they are there. The caller's random state is left as it was.
     """
     prompt_ids, _ = policy.encoder.prompts(prompts, max_new_tokens)
-    sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
+    sampling = Sampling(max_new_tokens, temperature)
     served = list(forms) if forms else [None] * len(prompt_ids)
     answers, keys = _answers_known(policy, prompt_ids, served, f"{sampling} {seed}")
     order = sorted((i for i in range(len(prompt_ids)) if i not in answers), key=lambda i: len(prompt_ids[i]))

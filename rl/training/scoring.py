@@ -25,6 +25,10 @@ class ScoringError(RuntimeError):
     """The quick log-probabilities do not agree with the model's own logits: an architecture that is not understood."""
 
 
+BATCH = 16
+"""Responses scored at once."""
+
+
 @dataclass(frozen=True)
 class ResponseScore:
     """Likelihood of exactly this answer, and of the turn ending after it."""
@@ -46,7 +50,7 @@ def score_responses(
     policy: LoadedPolicy,
     items: Sequence[tuple[Sequence[Message], str]],
     *,
-    batch_size: int = 16,
+    batch_size: int = BATCH,
     adapter: bool = True,
     forms: Sequence[AnswerForm] = (),
 ) -> list[ResponseScore]:
@@ -109,8 +113,6 @@ def score_pairs(
     policy: LoadedPolicy,
     rows: Sequence[Row],
     *,
-    batch_size: int = 16,
-    adapter: bool = True,
     forms: Sequence[AnswerForm] = (),
 ) -> list[tuple[ResponseScore, ResponseScore]]:
     """Score the chosen and the rejected response of rows {"prompt", "chosen", "rejected"} as training takes them.
@@ -123,7 +125,7 @@ def score_pairs(
         for side in ("chosen", "rejected")
     ]
     of_items = [form for form in forms for _ in range(2)]
-    scores = _responses_scored(policy, items, batch_size, adapter, of_items, together=2)
+    scores = _responses_scored(policy, items, BATCH, True, of_items, together=2)
     return list(zip(scores[::2], scores[1::2], strict=True))
 
 
@@ -131,7 +133,7 @@ def score_encoded(
     policy: LoadedPolicy,
     items: Sequence[EncodedResponse],
     *,
-    batch_size: int = 16,
+    batch_size: int = BATCH,
     progress: Callable[[int, int], None] | None = None,
     forms: AnswerForms | None = None,
 ) -> list[float]:
@@ -148,24 +150,19 @@ def kl_encoded(
     policy: LoadedPolicy,
     items: Sequence[EncodedResponse],
     *,
-    reference: LoadedPolicy | None = None,
-    batch_size: int = 16,
     forms: AnswerForms | None = None,
 ) -> list[float]:
-    """KL(policy || reference) of each of the policy's own responses, summed over its tokens, in nats; never negative.
+    """KL(policy || base) of each of the policy's own responses, summed over its tokens, in nats; never negative.
 
-    Without a `reference` it is the base, the same model without its adapter. With the `forms` that the responses were
-    sampled within, of the policy and the reference as they answer within them.
+    The base is the same model without its adapter. With the `forms` that the responses were sampled within, of both as
+    they answer within them.
 
     The k3 estimator, q/p - 1 - log(q/p) per token, unbiased where the policy drew the response at temperature 1.
     Source: Schulman 2020, Approximating KL Divergence.
     """
-    own = _rows_scored(policy, items, batch_size, forms=forms)
-    if reference is None:
-        with policy.without_adapter():
-            base = _rows_scored(policy, items, batch_size, forms=forms)
-    else:
-        base = _rows_scored(reference, items, batch_size, forms=forms)
+    own = _rows_scored(policy, items, forms=forms)
+    with policy.without_adapter():
+        base = _rows_scored(policy, items, forms=forms)
     return [
         float((torch.expm1(theirs - mine) - (theirs - mine)).sum())
         for mine, theirs in zip(own, base, strict=True)
@@ -181,7 +178,7 @@ def kl_next_token(
     items: Sequence[EncodedResponse],
     *,
     reference: LoadedPolicy | None = None,
-    batch_size: int = 16,
+    batch_size: int = BATCH,
     forms: AnswerForms | None = None,
 ) -> list[float]:
     """KL(policy || reference) of the next token, summed over the positions of each response, in nats; never negative.
@@ -262,7 +259,7 @@ def response_states(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> t
 def _rows_scored(
     policy: LoadedPolicy,
     items: Sequence[EncodedResponse],
-    batch_size: int,
+    batch_size: int = BATCH,
     progress: Callable[[int, int], None] | None = None,
     forms: AnswerForms | None = None,
 ) -> list[torch.Tensor]:
