@@ -138,7 +138,6 @@ def test_preference_accuracy_is_the_share_of_pairs_whose_chosen_side_is_likelier
     assert (share["value"], share["n"]) == (0.7, 10)
     # Wilson: (0.7 + 1.9208/10) / (1 + 3.8415/10) -/+ ..., R: binom.wilson(7, 10) -> 0.3967781, 0.8922087
     assert (share["low"], share["high"]) == pytest.approx((0.3967781, 0.8922087), abs=1e-6)
-    assert outcome["length_normalised"] is False
     assert outcome["samples"] == 10
 
 

@@ -164,7 +164,6 @@ def evaluate_policy(
         "prompts_answered": len(work.prompts),
         "left_out": {NOT_TEXT: left_out} if left_out else {},
         **work.summary(own),
-        "length_normalised": False,
         "liked": work.liked(own),
         "carried_by": lead,
         "evidence": work.evidence_figures(own, other, evidence, barred),
