@@ -81,7 +81,7 @@ def test_the_start_page_the_agent_page_and_the_learner_say_the_same(client: Clie
     assert figures.search(client.get("/").text)
     assert figures.search(client.get("/agents/helper/").text)
     status = json.loads(run("online_learner", "status", "--agent", "helper", "--json"))
-    assert status["evidence"] == said.as_dict()
+    assert status["evidence"] == said.model_dump()
     assert said.words in run("online_learner", "status", "--agent", "helper")
     assert said.words in run("online_learner", "status")
 
@@ -211,7 +211,7 @@ def test_a_dry_run_says_the_distance_the_doubt_and_the_next_step() -> None:
     plan = json.loads(run("train_dpo", "--config", "cpu", "--dry-run", "--json"))
     assert plan["estimated_steps"] == RECIPES["dpo"]["cpu"].steps(plan["samples"]["train"]) >= 12
     assert plan["doubt"].startswith(f"{plan['samples']['train']} pairs and ")
-    assert plan["evidence"] == gate_distance("helper").as_dict()
+    assert plan["evidence"] == gate_distance("helper").model_dump()
     assert plan["next"] == "python manage.py train_dpo --agent helper --config cpu"
     short = ("--epochs", "1", "--learning-rate", "4e-4")
     said = " ".join(run("train_dpo", "--config", "cpu", *short, "--dry-run").split())

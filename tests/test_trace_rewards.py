@@ -253,7 +253,7 @@ def test_outcomes_alone_make_every_kind_of_dataset() -> None:
     assert found["next"] == "python manage.py train_kto --agent desk --dry-run"
     # the distance to the gate is shown as it is to raters' agents
     status = json.loads(printed("online_learner", "status", "--agent", "desk", "--json"))
-    assert status["evidence"] == gate_distance("desk").as_dict()
+    assert status["evidence"] == gate_distance("desk").model_dump()
     assert (status["evidence"]["kind"], status["evidence"]["needed"]) == ("pairs", 30)
     assert status["evidence"]["found"] > 0
     counts = Counter(
