@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 
+from rl.agents import get_agent
 from rl.jobs.teachability import rate_sum, teachability_warning
 from rl.management.simulation import simulate
 from rl.models import Policy, TrainingRun
@@ -164,9 +165,9 @@ def test_an_answer_that_cannot_be_acted_on_earns_the_worst_whatever_a_judge_says
     rewarded = rows_rewarded([Constant(1.5)], [row] * 3, answers, agent="filer")
     assert [one.raw for one in rewarded] == [1.5, -2.0, -2.0]
     rollouts = [Rollout(0, EncodedResponse([1], [2]), True, text) for text in answers]
-    assert Judge([Constant(1.5)], agent="filer").judge([row], rollouts).scores == [1.5, -2.0, -2.0]
+    assert Judge([Constant(1.5)], get_agent("filer")).judge([row], rollouts).scores == [1.5, -2.0, -2.0]
     # free text has no form to leave
-    assert Judge([Constant(1.5)], agent="assistant").judge([row], rollouts).scores == [1.5] * 3
+    assert Judge([Constant(1.5)], get_agent("assistant")).judge([row], rollouts).scores == [1.5] * 3
 
 
 @pytest.mark.slow

@@ -50,7 +50,8 @@ def agent_register(name: str, found: object) -> None:
 
 
 def get_agent(slug: str) -> Agent:
-    """The agent of a slug. A slug without a file or a definition behaves as the assistant."""
+    """The agent of a slug. A slug without a file or a definition, and none at all, behaves as the assistant."""
+    slug = slug or "assistant"
     if slug in AGENTS:
         return AGENTS[slug]
     for find in finders:

@@ -29,7 +29,7 @@ class RewardSample:
 
     @property
     def definition(self) -> Agent:
-        return get_agent(self.agent or "assistant")
+        return get_agent(self.agent)
 
 
 @dataclass(frozen=True)

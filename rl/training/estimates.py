@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from packed_forward.packing import micro_batches
+from rl.agents import get_agent
 from rl.agents.base import Row
 from rl.linear.fit import MEMORY_GB, SECONDS_PER_ROW
 from rl.recipes import DPORecipe, GRPORecipe, KTORecipe, PPORecipe, Recipe, RewardModelRecipe, SFTRecipe
@@ -494,7 +495,7 @@ def _sampled(planned: Planned[SampledT], prompts: Prompts, at_once: int, samples
     from rl.training.rewarding import answer_forms
 
     def forms_of(policy: LoadedPolicy) -> AnswerForms:
-        return answer_forms(policy, planned.agent, prompts)
+        return answer_forms(policy, get_agent(planned.agent), prompts)
 
     recipe = planned.recipe
     constrained = forms_of if recipe.constrains else None

@@ -94,7 +94,7 @@ class GroupTrainer(TokenizedTrainerMixin, trl.GRPOTrainer):
     def answer_forms(self, policy: LoadedPolicy) -> AnswerForms:
         if not self.context.recipe.constrains or is_sharded(self):
             return policy.answer_forms()
-        forms = answer_forms(policy, self.context.agent, self.prompts, self.eval_prompts)
+        forms = answer_forms(policy, self.context.definition, self.prompts, self.eval_prompts)
         self.context.note_all(note for note in policy.notes if note not in self.context.notes)
         return forms
 
@@ -421,7 +421,7 @@ class GRPOTrainer(RewardedTrainer[GRPORecipe, Prompts]):
             train_dataset=self._numbers(rows.train, arguments),
             prompts=rows.train,
             eval_prompts=rows.held_out,
-            judge=Judge(self.rewards, agent=self.context.agent),
+            judge=Judge(self.rewards, self.context.definition),
             **self.trl_arguments(policy, arguments),
         )
         trainer.settle(self.context, policy)

@@ -76,7 +76,7 @@ class PPOTrainer(RewardedTrainer[PPORecipe, Prompts]):
         self.rewards = self.rewards or rewards_of(self.recipe.reward, self.base)
         rows = self.encode_prompts(policy, train_rows, eval_rows)
         if self.recipe.constrains:
-            self.base.forms = answer_forms(policy, self.context.agent, rows.train, rows.held_out)
+            self.base.forms = answer_forms(policy, self.context.definition, rows.train, rows.held_out)
             self.context.note_all(note for note in policy.notes if note not in self.context.notes)
         return rows
 
@@ -86,7 +86,7 @@ class PPOTrainer(RewardedTrainer[PPORecipe, Prompts]):
         self.watch = Watch(recipe.max_kl, recipe.start_from == BASE or recipe.has_adapter_reference)
         self._order: tuple[int, list[int]] = (-1, [])
         self._step_start: StepStart | None = None
-        self.judge = Judge(self.rewards, agent=self.context.agent)
+        self.judge = Judge(self.rewards, self.context.definition)
         self.server = self._server(policy)
         self.optimizer = self._optimizer()
         self.state = State(kl_coef=recipe.init_kl_coef)
@@ -200,7 +200,7 @@ class PPOTrainer(RewardedTrainer[PPORecipe, Prompts]):
             )
         now = time.perf_counter()
         row |= self._parts(judgement, rollouts)
-        row["valid"] = valid_share(rollouts, rows, self.context.agent)
+        row["valid"] = valid_share(rollouts, rows, self.context.definition)
         row["repetition"] = repetition_of([rollout.item.response_ids for rollout in rollouts])
         row["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         row["seconds_sampling"], row["seconds_judging"] = sampling_end - began, judging_end - sampling_end

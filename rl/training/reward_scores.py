@@ -19,7 +19,6 @@ from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
-from rl.agents import get_agent
 from rl.agents.base import Message, Row
 from rl.checksums import base_hash
 from rl.linear.fit import fit
@@ -293,9 +292,10 @@ def linear_reward_train(
     context.note_all(notes)
     context.listener.on_start(1)
     context.phase("fitting")
-    agent = get_agent(context.agent or "assistant")
     try:
-        linear_fit = fit(_rows_with_targets(rows, targets), agent, seed=context.recipe.seed, judge=True)
+        linear_fit = fit(
+            _rows_with_targets(rows, targets), context.definition, seed=context.recipe.seed, judge=True
+        )
     except LinearRefused as refusal:
         raise TrainingRefused(str(refusal)) from refusal
     model = LinearRewardModel(linear_fit.policy, _facts(context), context.hardware)

@@ -15,8 +15,7 @@ from peft import LoraConfig, set_peft_model_state_dict
 from safetensors.torch import load_file
 
 from packed_forward.logps import collate
-from rl.agents import get_agent
-from rl.agents.base import Row
+from rl.agents.base import Agent, Row
 from rl.recipes.base import SampledRecipe
 from rl.recipes.reward_model import CAUSAL, FACTS
 from rl.rewards.answers import INSIST, inapplicable_reason, reward_with_validity, row_sample
@@ -50,12 +49,12 @@ class Prompts:
         return self.not_written | ({"repeated prompts": self.duplicates} if self.duplicates else {})
 
 
-def answer_forms(policy: LoadedPolicy, agent: str, *prompts: Prompts) -> AnswerForms:
+def answer_forms(policy: LoadedPolicy, agent: Agent, *prompts: Prompts) -> AnswerForms:
     """Forms of the answers to these prompts, as the agent serves them; of no agent, and of one of free text, none."""
-    forms, definition = policy.answer_forms(), get_agent(agent or "assistant")
+    forms = policy.answer_forms()
     for some in prompts:
         for row, ids in zip(some.rows, some.ids, strict=True):
-            forms.add(ids, definition.form_served(row.get("state")))
+            forms.add(ids, agent.form_served(row.get("state")))
     forms.start(prompts[0].ids[:1])  # a form that cannot be enforced is noted before training
     return forms
 
@@ -165,7 +164,7 @@ class Judge:
     """Reward functions and reward models with one voice: their plain mean, and the worst reward for an answer that an
     agent with a schema cannot act on."""
 
-    def __init__(self, functions: Sequence[RewardFunction], *, agent: str = "") -> None:
+    def __init__(self, functions: Sequence[RewardFunction], agent: Agent) -> None:
         if not functions:
             raise TrainingRefused(
                 "expected at least one reward, found none: give --reward agent, a reward model (model:RUN) or the "
@@ -200,7 +199,7 @@ class Judge:
 
     def _sample(self, row: Row, rollout: Rollout) -> RewardSample:
         return row_sample(
-            row, rollout.text, self.agent, tokens=len(rollout.item.response_ids), ended=rollout.ended
+            row, rollout.text, self.agent.slug, tokens=len(rollout.item.response_ids), ended=rollout.ended
         )
 
     @staticmethod
@@ -264,7 +263,6 @@ def rewards_probe(
     size = len(prompts.ids)
     chosen = sorted({size * i // PROMPTS for i in range(min(PROMPTS, size))})
     samples = max(2, min(SAMPLES, at_once))
-    agent = get_agent(judge.agent or "assistant")
     probes: list[RewardProbe] = []
     share = max(1, at_once // samples)
     for start in range(0, len(chosen), share):
@@ -277,18 +275,17 @@ def rewards_probe(
                 asked[rollout.prompt],
                 rollout.text,
                 score,
-                agent.is_valid(rollout.text, rows[rollout.prompt].get("state")),
+                judge.agent.is_valid(rollout.text, rows[rollout.prompt].get("state")),
             )
             for rollout, score in zip(rollouts, scores, strict=True)
         ]
     return probe_fault(probes)
 
 
-def valid_share(rollouts: Sequence[Rollout], prompts: Sequence[object], agent: str) -> float:
+def valid_share(rollouts: Sequence[Rollout], prompts: Sequence[object], agent: Agent) -> float:
     """Share of answers that the agent can act on; `prompts[rollout.prompt]` is the row an answer belongs to."""
-    known = get_agent(agent or "assistant")
     states = [row.get("state") if isinstance(row, dict) else None for row in prompts]
-    return sum(known.is_valid(one.text, states[one.prompt]) for one in rollouts) / len(rollouts)
+    return sum(agent.is_valid(one.text, states[one.prompt]) for one in rollouts) / len(rollouts)
 
 
 HEAD = "base_model.model.score.weight"

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack
 
@@ -21,6 +22,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from packed_forward.row_cache import RowCache
+from rl.agents import get_agent
+from rl.agents.base import Agent
 from rl.recipes import Recipe
 from rl.training.hardware import Hardware, detect
 from rl.training.policy import LoadedPolicy, load_policy
@@ -68,6 +71,10 @@ class RunContext(Generic[RecipeT]):
     """Sentences on how it was computed, which nobody needs to act on: for the log and the run's record."""
     main_process: bool = True
     """True if this process of a launch reports to the listener and writes the files."""
+
+    @cached_property
+    def definition(self) -> Agent:
+        return get_agent(self.agent)
 
     def note(self, text: str) -> None:
         """Record a sentence; the main process passes it on to the listener."""
