@@ -204,8 +204,8 @@ def test_auto_shows_the_bundled_base_liked_objects() -> None:
 def test_thumbs_on_a_built_in_agent_are_left_to_kto_and_pairs_are_not() -> None:
     prepared = SimpleNamespace(rows=lambda split: _object_pairs(40))
     pairs, thumbs = (
-        MethodChoice("dpo", "auto took dpo: 40 pairs"),
-        MethodChoice("kto", "auto took kto: 40 good"),
+        MethodChoice("dpo", "40 pairs"),
+        MethodChoice("kto", "40 good"),
     )
     found = [_of_preferred(AGENTS["librarian"], like, "pairs", prepared) for like in (pairs, thumbs)]  # type: ignore[arg-type]
     assert [choice and choice.method for choice in found] == ["sft", None]

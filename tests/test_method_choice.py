@@ -67,6 +67,7 @@ def test_the_feedback_decides_the_method(case: str) -> None:
             rated(f"q{n}", f"r{number} to {n}", **facts)
     chosen = method_chosen(AGENT)
     assert (chosen.method, chosen.knobs) == (method, knobs), chosen.reason
+    assert chosen.reason == f"auto took {'rlhf' if method == 'ppo' else method}: {chosen.why}"
     started = [str(knobs["start_from"])] if "start_from" in knobs else []
     assert [one.method for one in training_plan(AGENT).trainings][-1 - len(started) :] == [*started, method]
 

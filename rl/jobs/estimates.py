@@ -264,18 +264,18 @@ def automatic_plan(agent: str) -> dict[str, Any]:
     """Method, samples, steps, seconds and doubt of the training that `auto` would start now; or why it would be
     refused."""
     try:
-        order = order_automatic(agent)
-        if order.reason == NOTHING_TEACHES:
+        chosen = method_chosen(agent, base_model=base_model_wanted(agent, "auto"))
+        if chosen.why == NOTHING_TEACHES:
             return {
                 "refusal": "dislikes alone do not show what a good answer is: like or correct a few more answers"
             }
-        expected = order_estimate(order)
+        expected = order_estimate(order_automatic(agent, chosen=chosen))
     except ValueError as refusal:
         return {"refusal": str(refusal)}
     return {
         "refusal": expected.refusal,
-        "method": order.method.upper(),
-        "reason": order.reason.removeprefix(f"auto took {order.method}: "),
+        "method": chosen.method.upper(),
+        "reason": chosen.why,
         "samples": expected.policy.samples,
         "steps": expected.steps,
         "seconds": seconds_of(expected),

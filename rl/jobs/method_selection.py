@@ -46,8 +46,15 @@ class MethodChoice:
     """A method, why it was taken, and the knobs without which it would be another one."""
 
     method: str
-    reason: str
+    why: str
+    """What the feedback holds, or who asked for it."""
     knobs: dict[str, Any] = field(default_factory=dict)
+    taken_as: str = ""
+    """The name by which `auto` took it; empty where it was asked for."""
+
+    @property
+    def reason(self) -> str:
+        return f"auto took {self.taken_as}: {self.why}" if self.taken_as else self.why
 
     @property
     def definition(self) -> Method:
@@ -143,9 +150,8 @@ def method_chosen(
         feedback = LINEAR_FEEDBACK.get(like.method, "scores")
         if like.method in PREFERENCE_FEEDBACK and _of_both(prepare, source):
             feedback = PAIRS_AND_SCORES
-        return MethodChoice(
-            LINEAR, f"linear on {feedback}: {like.reason.removeprefix('auto ')}", {"feedback": feedback}
-        )
+        why = f"linear on {feedback}: took {like.taken_as}: {like.why}"
+        return MethodChoice(LINEAR, why, {"feedback": feedback})
     if wanted != "auto":
         return MethodChoice(method_named(wanted).slug, f"{wanted} was asked for")
     chosen = (
@@ -156,12 +162,12 @@ def method_chosen(
         or _of_prompts(prepare("prompts"), need)
     )
     if chosen is None:
-        return MethodChoice("dpo", NOTHING_TEACHES)
+        return _taken("dpo", NOTHING_TEACHES)
     teacher = teacher_log(agent) if not source.get("source") else None
     if teacher is None or teacher.answers < MANY_ANSWERS:
         return chosen
     also = f"{teacher.answers:,} unrated answers of {teacher.title} could teach it too: --method {DISTIL}"
-    return replace(chosen, reason=f"{chosen.reason}; {also}")
+    return replace(chosen, why=f"{chosen.why}; {also}")
 
 
 MANY_ANSWERS = 300
@@ -191,11 +197,15 @@ def _distil(agent: str, prepare: Callable[[str], PreparedDataset | None], need: 
     then = _of_pairs_and_singles(pairs, labels, _DemonstrationCounts())
     if then is None or then.method not in PREFERENCE_FEEDBACK:
         return MethodChoice("sft", reason, {"sources": DISTIL})
-    why = then.reason.removeprefix(f"auto took {then.method}: ")
-    return MethodChoice(then.method, f"{reason}; then {then.method}: {why}", {"start_from": DISTIL})
+    return MethodChoice(then.method, f"{reason}; then {then.method}: {then.why}", {"start_from": DISTIL})
 
 
-NOTHING_TEACHES = "auto took dpo: no method has enough samples yet"
+NOTHING_TEACHES = "no method has enough samples yet"
+
+
+def _taken(method: str, why: str, name: str = "", **knobs: object) -> MethodChoice:
+    """A method that `auto` takes, by its own or another name."""
+    return MethodChoice(method, why, knobs, name or method)
 
 
 def _of_feedback(agent: Agent, base_model: str, need: int, source: dict[str, object]) -> MethodChoice | None:
@@ -219,11 +229,8 @@ def _of_feedback(agent: Agent, base_model: str, need: int, source: dict[str, obj
         chosen = _of_preferred(agent, chosen, feedback, rows) or chosen
     if chosen and chosen.method in PREFERENCE_FEEDBACK and shown.human:
         liked = f" and {shown.liked:,} that were liked" if shown.liked else ""
-        chosen = MethodChoice(
-            chosen.method,
-            f"{chosen.reason}; SFT on {shown.human:,} responses written by people{liked} comes first",
-            {"start_from": SFT_STAGE},
-        )
+        why = f"{chosen.why}; SFT on {shown.human:,} responses written by people{liked} comes first"
+        chosen = _taken(chosen.method, why, start_from=SFT_STAGE)
     return chosen
 
 
@@ -359,26 +366,22 @@ def _of_pairs_and_singles(pairs: _Pairs, labels: _Labels, shown: _DemonstrationC
     if shown.human >= max(unheard, 1):
         beside = f", {shown.liked:,} that were liked beside them" if shown.liked else ""
         other = f"; {unheard:,} other prompts have a preference or a dislike" if unheard else ""
-        return MethodChoice(
-            "sft", f"auto took sft: {shown.human:,} responses written by people{beside}{other}"
-        )
+        return _taken("sft", f"{shown.human:,} responses written by people{beside}{other}")
     if pairs.all and pairs.responses >= PAIRED_SHARE * response_count:
         beside = (
             f", with {pairs.responses:,} of {response_count:,} judged responses in them"
             if response_count
             else ""
         )
-        return MethodChoice("dpo", f"auto took dpo: {count}{beside}")
+        return _taken("dpo", f"{count}{beside}")
     if min(labels.good, labels.bad) >= FEWEST_OF_A_KIND:
         few = f"only {pairs.responses:,} of them in pairs" if pairs.preferred else "not enough pairs"
-        return MethodChoice(
-            "kto", f"auto took kto: {labels.good:,} good and {labels.bad:,} bad responses, {few}"
-        )
+        return _taken("kto", f"{labels.good:,} good and {labels.bad:,} bad responses, {few}")
     if pairs.all:
-        return MethodChoice("dpo", f"auto took dpo: {count}, and hardly any thumbs besides")
+        return _taken("dpo", f"{count}, and hardly any thumbs besides")
     if total := shown.human + shown.liked:
         what = f"{total:,} corrections, demonstrations and liked responses"
-        return MethodChoice("sft", f"auto took sft: {what}, and not enough other feedback")
+        return _taken("sft", f"{what}, and not enough other feedback")
     return None
 
 
@@ -423,13 +426,11 @@ def _of_preferred(
         return None  # a choice among few, of too few prompts for a classifier
     if preferred < FEWEST_PREFERRED:
         return None
-    why = like.reason.replace(f"auto took {like.method}", "auto took sft", 1)
-    shown = f"{preferred:,} answers that people preferred or liked are the demonstrations"
-    return MethodChoice(
-        "sft",
-        f"{why}; answers are JSON of several values, which the bundled base learns to write from examples: {shown}",
-        {"feedback": feedback, "teacher": PREFERRED},
+    why = (
+        f"{like.why}; answers are JSON of several values, which the bundled base learns to write from examples: "
+        f"{preferred:,} answers that people preferred or liked are the demonstrations"
     )
+    return _taken("sft", why, feedback=feedback, teacher=PREFERRED)
 
 
 FEWEST_PREFERRED = 30
@@ -439,7 +440,7 @@ FEWEST_PREFERRED = 30
 def _of_rewards(scores: PreparedDataset | None) -> MethodChoice | None:
     if scores is not None and len({row["score"] for row in scores.rows("train")}) > 1:
         count = f"{scores.counts['train']:,} scored responses, but neither pairs nor both good and bad ones"
-        return MethodChoice("ppo", f"auto took rlhf: {count}", {"reward": AUTO})
+        return _taken("ppo", count, RLHF, reward=AUTO)
     return None
 
 
@@ -453,15 +454,11 @@ def _of_prompts(prompts: PreparedDataset | None, need: int) -> MethodChoice | No
     if max(right, with_tests) < need:
         return None
     if right >= with_tests:
-        return MethodChoice(
-            "grpo", f"auto took grpo: {right:,} prompts with a known right answer", {"reward": "answer"}
-        )
+        return _taken("grpo", f"{right:,} prompts with a known right answer", reward="answer")
     if settings.ENABLE_CODE_EXECUTION:
-        return MethodChoice(
-            "grpo", f"auto took grpo: {with_tests:,} prompts with tests", {"reward": "code_execution"}
-        )
+        return _taken("grpo", f"{with_tests:,} prompts with tests", reward="code_execution")
     off = f"{with_tests:,} prompts with tests are for grpo, with ENABLE_CODE_EXECUTION=true (docs/reward-reference.md)"
-    return MethodChoice("dpo", f"auto took dpo: there are no ratings; {off}")
+    return _taken("dpo", f"there are no ratings; {off}")
 
 
 EMPTY: tuple[object, ...] = (None, "", [], {})
