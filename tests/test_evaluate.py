@@ -22,7 +22,7 @@ from rl.training.result import TrainingRefused
 from rl.training.scoring import ResponseScore
 from rl.training.sides import LinearSide
 from tests.support.figures import figures_of
-from tests.support.tiny_models import HARDWARE, tiny_adapter, tiny_model
+from tests.support.tiny_models import HARDWARE, tiny_adapter
 
 
 class Picker(ChoiceAgent):
@@ -354,9 +354,10 @@ def test_nothing_to_evaluate_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_real_policy_is_evaluated_against_its_base_into_json(tmp_path: Path) -> None:
-    base = tiny_model(tmp_path / "base", "llama")
-    policy: LoadedPolicy = load_policy(str(base), tiny_adapter(base, tmp_path / "adapter"), hardware=HARDWARE)
+def test_a_real_policy_is_evaluated_against_its_base_into_json(base_path: Path, tmp_path: Path) -> None:
+    policy: LoadedPolicy = load_policy(
+        str(base_path), tiny_adapter(base_path, tmp_path / "adapter"), hardware=HARDWARE
+    )
     outcome = evaluate_policy(policy, ROWS, agent=PICKER, against="base", generate_samples=2)
     assert json.loads(json.dumps(outcome)) == outcome
     comparison = outcome["comparison"]
@@ -368,7 +369,9 @@ def test_a_real_policy_is_evaluated_against_its_base_into_json(tmp_path: Path) -
     assert outcome["written"]["valid_rate"]["value"] == 0.0
     assert outcome["valid_rate"]["value"] == 1.0
     assert "served answers are chosen or within a schema): expected JSON" in outcome["errors"][-1]["reason"]
-    alone = evaluate_policy(load_policy(str(base), hardware=HARDWARE), ROWS, agent=PICKER, generate_samples=2)
+    alone = evaluate_policy(
+        load_policy(str(base_path), hardware=HARDWARE), ROWS, agent=PICKER, generate_samples=2
+    )
     assert alone["preference_accuracy"] == comparison["preference_accuracy"]
     assert "comparison" not in alone
 

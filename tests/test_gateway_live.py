@@ -16,8 +16,9 @@ from feedback.accounts.authentication import key_create
 from feedback.models import Decision, Rating
 from rl.serving import endpoint
 from rl.serving.gateway import recorder
+from tests.support.hosted import recorded
 from tests.support.server import free_port
-from tests.support.serving import support_bot_allowed  # noqa: F401
+from tests.support.serving import openai_client, support_bot_allowed  # noqa: F401
 from tests.support.stub_openai import ModelServer
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("support_bot")]
@@ -33,18 +34,6 @@ def stub(settings: Any) -> Iterator[ModelServer]:
         yield server
 
 
-@pytest.fixture
-def client(live_server: Any, stub: ModelServer) -> Iterator[openai.OpenAI]:
-    key = key_create("app", ["ingest", "read", "rate"])[1]
-    with openai.OpenAI(base_url=f"{live_server.url}/v1", api_key=key, max_retries=0) as made:
-        yield made
-
-
-def recorded() -> list[Decision]:
-    assert recorder.drain(10)
-    return list(Decision.objects.order_by("created_at"))
-
-
 def spooled(count: int) -> list[str]:
     """The spool's decisions; waits for so many: what the journal holds goes there when the database refuses it."""
     deadline = time.monotonic() + 30
@@ -55,7 +44,7 @@ def spooled(count: int) -> list[str]:
     return found
 
 
-def test_a_rating_right_after_the_answer(client: openai.OpenAI, live_server: Any) -> None:
+def test_a_rating_right_after_the_answer(stub: ModelServer, client: openai.OpenAI, live_server: Any) -> None:
     for _ in range(5):
         answer = client.chat.completions.create(model="support-bot", messages=HELLO)
         rated = httpx2.post(
@@ -113,7 +102,9 @@ def test_a_client_that_lost_the_answer_gets_the_same_one_again(live_server: Any,
 
 
 @pytest.mark.slow
-def test_an_outage_of_the_database_loses_nothing(client: openai.OpenAI, settings: Any) -> None:
+def test_an_outage_of_the_database_loses_nothing(
+    stub: ModelServer, client: openai.OpenAI, settings: Any
+) -> None:
     settings.FEEDBACK_REMEMBER_S = 0.0  # whatever was read is too old, and the database is asked again
     first = client.chat.completions.create(model="support-bot", messages=HELLO).id
     assert [str(row.pk) for row in recorded()] == [first]  # written, so that it never goes to the spool

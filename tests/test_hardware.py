@@ -20,7 +20,6 @@ from rl.training.estimates import evaluations, grpo
 from rl.training.hardware import Hardware, HardwareRefused, detect, measure_products
 from rl.training.loading import PolicyLoadError
 from rl.training.profiler import MeasuredBase
-from tests.support.tiny_models import tiny_model
 
 FACTS = {"float32": 200.0, "float32_medium": 200.0, "bfloat16": 200.0, "medium_relative_error": 1e-6}
 
@@ -186,8 +185,7 @@ ROWS = [
 
 
 @pytest.mark.slow
-def test_the_estimate_counts_steps_as_training_does(tmp_path: Path) -> None:
-    base = str(tiny_model(tmp_path / "base", "llama"))
+def test_the_estimate_counts_steps_as_training_does(base: str) -> None:
     # 50 pairs in batches of 4: 13 micro-batches; 2 to a step: 7 steps; 3 epochs: 21
     recipe = DPORecipe(batch_size=4, gradient_accumulation=2, epochs=3)
     found = dpo_estimate(base, recipe, ROWS, hardware=CPU)
@@ -200,8 +198,7 @@ def test_the_estimate_counts_steps_as_training_does(tmp_path: Path) -> None:
     assert dpo_estimate(base, recipe, same, hardware=CPU).steps == 0
 
 
-def test_a_warm_up_counts_every_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = str(tiny_model(tmp_path, "llama"))
+def test_a_warm_up_counts_every_micro_batch(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimates, "_estimate", lambda planned, work, hardware: work)
 
     def passes(**knobs: Any) -> float:
@@ -232,9 +229,7 @@ def test_a_base_that_is_none_is_refused(tmp_path: Path) -> None:
         ("grpo", ROWS),
     ],
 )
-def test_every_method_can_be_estimated(tmp_path: Path, method: str, rows: list[dict[str, Any]]) -> None:
-    base = str(tmp_path / "base")
-    tiny_model(tmp_path / "base", "llama")
+def test_every_method_can_be_estimated(base: str, method: str, rows: list[dict[str, Any]]) -> None:
     sampled = {"max_new_tokens": 6} if method in ("ppo", "grpo") else {}
     recipe = RECIPES[method]["default"].with_knobs(max_length=128, batch_size=8, **sampled)
     module, _, name = METHODS[method].estimate.partition(":")
@@ -244,8 +239,7 @@ def test_every_method_can_be_estimated(tmp_path: Path, method: str, rows: list[d
     assert found.memory_gb > 0.5
 
 
-def test_general_prompts_are_part_of_the_memory(tmp_path: Path) -> None:
-    base = str(tiny_model(tmp_path / "base", "llama"))
+def test_general_prompts_are_part_of_the_memory(base: str) -> None:
     rows = [{**row, "completion": "a b c"} for row in ROWS]
     module, _, name = METHODS["sft"].estimate.partition(":")
     alone, rehearsed = (
@@ -272,8 +266,7 @@ def test_a_recipe_knows_its_steps(recipe: Recipe, rows: int, steps: int) -> None
     assert recipe.steps(rows) == steps
 
 
-def test_a_model_too_large_to_be_loaded_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = str(tiny_model(tmp_path / "base", "llama"))
+def test_a_model_too_large_to_be_loaded_is_counted(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = dpo_estimate(base, DPORecipe(), ROWS, hardware=CPU)
     monkeypatch.setattr(estimates, "ASKABLE", 0)
     monkeypatch.setattr(profiler, "ASKABLE", 0)
@@ -291,10 +284,9 @@ def test_a_model_too_large_to_be_loaded_is_counted(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("device", "seconds"), [("cpu", 9.0), ("mps", 1.0)])
 def test_kernels_that_a_gpu_compiles_for_a_shape_are_not_the_time_of_a_step(
-    device: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str, seconds: float, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU the first step of a shape counts: a second one would take as long as a run may wait."""
-    base = str(tiny_model(tmp_path / "base", "llama"))
     clock, seen = [0.0], set()
     runner = profiler._runner
 

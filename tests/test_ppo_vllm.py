@@ -1,9 +1,7 @@
 """PPO's rollouts from a server that speaks vLLM's protocol: adapters handed over as they change, tokens taken back."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,11 @@ from rl.training.policy import load_policy
 from rl.training.ppo import PPOTrainer
 from rl.training.result import TrainingFailed
 from rl.training.rollout import VllmServer
+from tests.support.stub_server import Stub, StubHandler, StubServer
 from tests.test_ppo_reward_model import HARDWARE, QUICK, asks
 
 
-class FakeVllm:
+class FakeVllm(Stub):
     """Takes adapters that are whole, and answers with tokens 40, 41, ... and an end for every second response."""
 
     def __init__(self) -> None:
@@ -28,23 +27,14 @@ class FakeVllm:
         self.broken: dict[str, Any] | None = None
         fake = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(StubHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.body())
                 fake.calls.append((self.path, body))
-                status, said = fake.answer(self.path, body)
-                data = json.dumps(said).encode() if isinstance(said, dict) else said.encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.answer(*fake.answer(self.path, body))
 
-            def log_message(self, *_: Any) -> None:
-                """Nothing on the tests' screen."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.server = StubServer(Handler)
+        self.url = self.server.address
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/v1/load_lora_adapter":
@@ -76,10 +66,8 @@ class FakeVllm:
 
 @pytest.fixture
 def vllm() -> Iterator[FakeVllm]:
-    fake = FakeVllm()
-    yield fake
-    fake.server.shutdown()
-    fake.server.server_close()
+    with FakeVllm() as fake:
+        yield fake
 
 
 def recipe(**knobs: Any) -> PPORecipe:
