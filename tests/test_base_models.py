@@ -3,13 +3,16 @@
 import hashlib
 import json
 import re
+import threading
 import zipfile
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -60,6 +63,41 @@ def test_a_name_says_what_kind_of_source_it_is_and_a_wrong_one_is_refused(tmp_pa
     for text, says in {**WRONG, str(tmp_path / "no.gguf"): "neither"}.items():
         with pytest.raises(SourceRefused, match=says):
             source_of(text, tmp_path / "models")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has one model."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200 if self.path == "/team/small/resolve/main/config.json" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_name_that_the_hub_does_not_know_is_refused_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratchet_home: Path
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(SourceRefused, match="HF_HUB_OFFLINE is set"):
+        service.base_model_given("team/small", print)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        assert service.base_model_given("team/small", print).path == "team/small"
+        with pytest.raises(SourceRefused, match=r"found 404.*try `smollm2`"):
+            service.base_model_given("team/smal", print)
+        hub.shutdown()
+    with pytest.raises(SourceRefused, match="does not answer"):
+        service.base_model_given("team/small", print)
+    cached = tmp_path / "models--team--small"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("a1")
+    (cached / "snapshots" / "a1").mkdir(parents=True)
+    (cached / "snapshots" / "a1" / "config.json").write_text("{}")
+    assert service.base_model_given("team/small", print).path == "team/small"
 
 
 @pytest.mark.slow

@@ -143,7 +143,9 @@ def base_model_resolve(text: str, origin: str = GIVEN) -> BaseModel:
 
 def base_model_given(text: str, progress: Progress) -> BaseModel:
     """The base model that `--model` names, ready to load: a GGUF file, a model in Ollama's store and a package are
-    added first. Raises SourceRefused."""
+    added first, and the hub is asked for a name it must know. Raises SourceRefused."""
+    if (source := sources.source_of(text, models_home())).kind == "hub":
+        sources.hub_check(source.place)
     found = base_model_resolve(text)
     if not found.is_ready:
         found = base_model_resolve(model_add(text, progress).name)

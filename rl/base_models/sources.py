@@ -35,6 +35,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[\w.-]{1,96})?")
 PACKAGE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 
+HUB_WAIT_S = 2.0
+"""Longest wait for the hub's word on a name."""
 BLOCK = 1 << 20
 """Bytes read at once."""
 
@@ -196,6 +198,38 @@ def is_gguf(path: Path) -> bool:
             return file.read(4) == GGUF_MAGIC
     except OSError:
         return False
+
+
+def hub_check(name: str) -> None:
+    """Ask for a hub model's configuration: in the hub's cache on this disk, else at the hub, for HUB_WAIT_S at most.
+
+    Raises SourceRefused where there is no such model, or where it cannot be downloaded.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.utils import build_hf_headers, get_session
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    advice = f"Download it and give its folder, or try `{next(iter(SHORT_NAMES))}`"
+    if constants.HF_HUB_OFFLINE:
+        raise SourceRefused(
+            f"expected {name} in the hub's cache, as HF_HUB_OFFLINE is set; found nothing. {advice}"
+        )
+    address = f"{constants.ENDPOINT}/{name}/resolve/main/config.json"
+    try:
+        answer = get_session().head(
+            address, headers=build_hf_headers(), timeout=HUB_WAIT_S, follow_redirects=True
+        )
+    except Exception as fault:  # the library of HTTP is the hub client's own affair
+        raise SourceRefused(
+            f"expected {name} in the hub's cache or at {constants.ENDPOINT}, which does not answer "
+            f"({type(fault).__name__}). {advice}"
+        ) from fault
+    if answer.status_code >= 400:
+        raise SourceRefused(
+            f"expected a model named {name} at {constants.ENDPOINT}, found {answer.status_code}: there is none, or it "
+            f"asks for a token (HF_TOKEN). {advice}"
+        )
 
 
 # --- Adding, listing, removing ---------------------------------------------------------------------------------
