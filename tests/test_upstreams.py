@@ -321,6 +321,9 @@ def test_the_command_connects_an_agent(provider: ModelServer) -> None:
     with pytest.raises(CommandError, match="shop-m-1"):
         run("upstream", "remove", "stub")
     assert json.loads(run("upstream", "change", "stub", "--model", "m-2", "--json"))["model"] == "m-2"
+    cool = ["change", "stub", "--agent", "shop", "--parameters", '{"temperature": 0.2}', "--json"]
+    policy = Policy.objects.get(name=json.loads(run("upstream", *cool))["policy"])
+    assert (policy.parameters, policy.stage) == ({"temperature": 0.2}, "champion")
 
 
 @pytest.mark.parametrize(
@@ -332,6 +335,9 @@ def test_the_command_connects_an_agent(provider: ModelServer) -> None:
         (["test", "nobody"], "there are none yet"),
         (["add", "stub", "--url", "ftp://h", "--model", "m"], "url: expected"),
         (["add", "stub", "--url", "http://h", "--model", "m", "--key"], "found nothing"),
+        (["list", "--parameters", "{}"], "expected --agent"),
+        (["test", "nobody", "--agent", "shop", "--parameters", "[1]"], "expected a JSON object"),
+        (["test", "nobody", "--agent", "shop", "--parameters", "{"], "expected a JSON object"),
     ],
 )
 def test_one_line_refusals(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import json
 import sys
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from django.core.management.base import CommandError, CommandParser
@@ -53,6 +55,9 @@ class Options(CommandOptions):
     agent: str | None = None
     """SLUG: Let this upstream answer for an agent from now on, unless a policy trained here does.
     Example: --agent support-bot"""
+    parameters: str | None = None
+    """JSON: Parameters sent with each request for --agent (default: none).
+    Example: --agent support-bot --parameters '{"temperature": 0.2}'"""
 
 
 class Command(RatchetCommand[Options, Result]):
@@ -83,26 +88,33 @@ class Command(RatchetCommand[Options, Result]):
             raise CommandError(
                 f"upstream {action}: expected {'no name' if action == 'list' else 'a name'}, found {name or 'none'}"
             )
+        parameters = _parameters(options)
         if action == "list":
             return {"upstreams": [upstream_represent(one) for one in Upstream.objects.all()]}
         if action == "add":
             missing = [f"--{option}" for option in ("url", "model") if not getattr(options, option)]
             if missing:
                 raise CommandError(f"upstream add: expected {' and '.join(missing)}")
-            return self._added(upstream_add({"name": name, **_values(options)}, _key(options)), options)
+            return self._added(
+                upstream_add({"name": name, **_values(options)}, _key(options)), options, parameters
+            )
         upstream = upstream_get(name)
         if action == "change":
-            return self._added(upstream_change(upstream, _values(options), _key(options)), options)
+            return self._added(
+                upstream_change(upstream, _values(options), _key(options)), options, parameters
+            )
         if action == "test":
             with self.bar(f"asking {name}") as bar:
                 return upstream_test(upstream, lambda line: bar.update(0, 0, line)).model_dump()
         upstream_remove(upstream)
         return {"removed": name}
 
-    def _added(self, upstream: Upstream, options: Options) -> dict[str, object]:
+    def _added(
+        self, upstream: Upstream, options: Options, parameters: dict[str, object]
+    ) -> dict[str, object]:
         if not options.agent:
             return upstream_represent(upstream)
-        policy = hosted_policy_create(options.agent, upstream, actor=ACTOR)
+        policy = hosted_policy_create(options.agent, upstream, parameters=parameters, actor=ACTOR)
         return {**upstream_represent(upstream), "policy": policy.name, "stage": policy.stage}
 
     def show(self, result: Result) -> None:
@@ -136,6 +148,21 @@ def _values(options: Options) -> dict[str, object]:
     prices = ("price_in", "price_cached", "price_out")
     given = {name: getattr(options, name) for name in (*names, *prices)}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _parameters(options: Options) -> dict[str, object]:
+    if options.parameters is None:
+        return {}
+    if not options.agent:
+        raise CommandError(
+            "--parameters: expected --agent too, whose requests are sent with them; found none"
+        )
+    with suppress(ValueError):
+        if isinstance(found := json.loads(options.parameters), dict):
+            return found
+    raise CommandError(
+        f"--parameters: expected a JSON object such as '{{\"temperature\": 0.2}}', found {options.parameters[:80]!r}"
+    )
 
 
 def _key(options: Options) -> str:
