@@ -94,7 +94,7 @@ _in_use: TTLCache[bool] = TTLCache()
 
 def masks_in_use() -> bool:
     """True if any agent has masks; seen within FEEDBACK_REMEMBER_S seconds."""
-    return _in_use.get("any", AgentSettings.objects.exclude(masks=[]).exists)
+    return _in_use.get("any", lambda: AgentSettings.objects.exclude(masks=[]).exists())
 
 
 def masker_of(agent: object) -> Masker:
