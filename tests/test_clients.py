@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from feedback.accounts.authentication import key_create
 from feedback.models import Decision, Rating
 from rl.serving.gateway import recorder
-from tests.support.server import ROOT, free_port
+from tests.support.server import ROOT, free_port, program_started
 from tests.support.serving import support_bot_allowed  # noqa: F401
 from tests.support.stub_openai import ModelServer
 from tests.test_readme import FENCE
@@ -131,34 +128,12 @@ def proxy(home: Path, port: int, address: dict[str, str]) -> Iterator[None]:
         text = text.replace(shown, real)
     (home / "config.yaml").write_text(text)
     litellm = str(Path(program("CLIENTS_PYTHON")).parent / "litellm")
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [litellm, "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)],
-            env={name: os.environ[name] for name in ("PATH", "HOME")}
-            | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-            cwd=home,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + 120
-    try:
-        while not _is_up(f"http://127.0.0.1:{port}/health/liveliness"):
-            assert process.poll() is None, (home / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline, (home / "log").read_text()[-3000:]
-            time.sleep(0.5)
+    environment = {name: os.environ[name] for name in ("PATH", "HOME")}
+    command = [litellm, "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
+    health = f"http://127.0.0.1:{port}/health/liveliness"
+    environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    with program_started(command, health, home, 120, env=environment, cwd=home):
         yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-
-
-def _is_up(address: str) -> bool:
-    try:
-        return httpx.get(address, timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def test_langchain(address: dict[str, str]) -> None:

@@ -19,27 +19,12 @@ from rl.export.artifact import ExportRefused, exported_file, staged_file, staged
 from rl.export.hugging_face import export_lora, export_merged
 from rl.export.source import source_open
 from rl.export.weights import Adapter
+from tests.support.export_models import llama as llama
+from tests.support.export_models import llama_lora as llama_lora
+from tests.support.export_models import one_core as one_core
 from tests.support.tiny_models import tiny_adapter, tiny_model
 
 Usage = namedtuple("Usage", "total used free")
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("llama") / "base", "llama")
-
-
-@pytest.fixture(scope="module")
-def llama_lora(llama: Path) -> Path:
-    return tiny_adapter(llama, llama.parent / "lora")
-
-
-@pytest.fixture(autouse=True)
-def one_core() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 FINDINGS = "findings.sqlite3"
-"""File in a cache folder with what was found out about models: self-tests, speeds, the answers of base models."""
+"""Name of the cache file of models. It keeps self-tests, measured speeds and the answers of base models."""
 
 TOKENS = "tokens.sqlite3"
 """File in a cache folder with the tokens of texts."""

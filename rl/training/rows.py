@@ -54,8 +54,8 @@ BALANCE = (1.0, 4.0 / 3.0)
 def kto_weights(good: int, bad: int) -> tuple[float, float]:
     """Weights of good and of bad responses for so many of each, the rarer side's raised until the paper's bounds hold.
 
-    Eq. 9 of arXiv 2402.01306: w_D n_D / (w_U n_U) in [1, 4/3]. Raises TrainingRefused where a side is empty: with good
-    responses alone that is supervised fine-tuning.
+    Eq. 9 of arXiv 2402.01306: w_D n_D / (w_U n_U) in [1, 4/3]. Raises TrainingRefused where a side is empty.
+    KTO needs bad responses; supervised fine-tuning learns from good ones alone.
     """
     if not good or not bad:
         raise TrainingRefused(
@@ -74,8 +74,10 @@ def kto_weights(good: int, bad: int) -> tuple[float, float]:
 def labels_encoded(
     encoder: Encoder, rows: Sequence[Row], recipe: KTORecipe, *, needed: bool = True
 ) -> tuple[list[tuple[EncodedResponse, bool]], LeftOut]:
-    """Responses as tokens with whether each was good, and what was left out. Raises TrainingRefused where rows that are
-    `needed` do not leave both kinds."""
+    """Encode responses: each comes back as tokens, with True if it was good; the rows left out are counted.
+
+    needed: raise TrainingRefused unless good and bad responses are left.
+    """
     reasoning_check(encoder, recipe)
     try:
         column = encoder.column(rows, "completion", recipe.max_length, recipe.max_completion_length)

@@ -33,7 +33,7 @@ LITTLE_DISK_BYTES = 1_000_000_000
 UNTAKEN = timedelta(minutes=2)
 """A job that waits longer than this for a worker has none."""
 SKEW = timedelta(minutes=2)
-"""The clocks of this machine and of the database, or of what was recorded, may differ by so much."""
+"""Largest allowed difference between this machine's clock and the database's, or a recorded time."""
 PROBE_TIMEOUT_S = 3.0
 
 
