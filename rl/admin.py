@@ -402,12 +402,26 @@ class UpstreamAdmin(ModelAdmin):
 # --- The workers' queue: the pages of its library in this admin's clothes ---------------------------------------
 
 
-class SuccessAdmin(queue_admin.TaskAdmin, ModelAdmin):
+class EndedTaskAdmin(ModelAdmin):
+    """What ended tasks share: the result first, and nothing to save."""
+
+    list_filter = ()
+    fields = ("result", "func", "args", "kwargs", "started", "stopped", "attempt_count", "id")
+
+    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False
+
+
+class SuccessAdmin(EndedTaskAdmin, queue_admin.TaskAdmin):
     """Jobs that went through."""
 
+    list_display = ("name", "func", "stopped", "time_taken")
 
-class FailureAdmin(queue_admin.FailAdmin, ModelAdmin):
+
+class FailureAdmin(EndedTaskAdmin, queue_admin.FailAdmin):
     """Jobs that broke off, with the error."""
+
+    list_display = ("name", "func", "stopped", "short_result")
 
 
 class ScheduleAdmin(queue_admin.ScheduleAdmin, ModelAdmin):

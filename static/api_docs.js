@@ -13,7 +13,7 @@
     layout: "BaseLayout",
     // its links would stand within buttons
     deepLinking: false,
-    docExpansion: "list",
+    docExpansion: "none",
     defaultModelsExpandDepth: 0,
     requestInterceptor: (request) => {
       if (request.method && request.method !== "GET") request.headers["X-CSRFToken"] = place.dataset.csrf;

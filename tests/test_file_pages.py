@@ -305,7 +305,7 @@ def test_every_format_can_be_downloaded(operator: Client) -> None:
     row = decision_record(agent="helper", messages="q", response="a").row
     rating_submit(decision=row, rater="ann", thumb="up")
     page = operator.get("/export/").content.decode()
-    assert all(f"<option>{name}<" in page for name in SHAPES)
+    assert all(f'value="{name}">' in page for name in SHAPES)
     answer = operator.get("/export/file/", {"format": "trl-unpaired", "agent": "helper"})
     assert answer["Content-Disposition"] == 'attachment; filename="helper.trl-unpaired.jsonl"'
     (line,) = b"".join(answer).splitlines()  # type: ignore[arg-type]

@@ -202,6 +202,7 @@ def test_a_run_that_stands_still_says_for_how_long(operator: Client) -> None:
     assert stalled(run) == "no step for 12 min"
     for address in (f"/runs/{run.pk}/", "/runs/", "/start/?agent=shop"):
         assert "no step for 12 min" in operator.get(address).text
+    assert operator.get(f"/api/runs/{run.pk}/").json()["stalled"] == "no step for 12 min"
     # five steps of twelve minutes each: it may be one slow step
     TrainingRun.objects.update(phase_at=now - timedelta(minutes=72), steps_done=5)
     RunMetric.objects.update(step=5)

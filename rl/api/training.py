@@ -31,7 +31,7 @@ from rl.jobs.stages import stages_of
 from rl.models import Policy, TrainingRun
 from rl.recipes.methods import METHODS, PLANS, dataset_kind
 from rl.reward_models.service import reward_model_of
-from rl.selectors import run_get, run_series
+from rl.selectors import run_get, run_series, stalled_text
 
 AGENT = of_path("agent", {"type": "string", "pattern": SLUG_PATTERN}, "Whose")
 RUN = of_path("id", {"type": "integer"}, "The run")
@@ -144,6 +144,8 @@ class Run(Answer):
     """Present phase: `loading the model`, `training, step 12 of 58`."""
     phase_at: Time | None
     """When the phase began."""
+    stalled: str
+    """Such as `no step for 12 min`, once a running run stands still; empty while it goes on."""
     steps_done: int
     steps_total: int
     created_at: Time
@@ -356,6 +358,7 @@ def run_represent(run: TrainingRun, kind: type[Run] = Run, **more: object) -> di
         why=run.result.get("why", ""),
         reward=run.recipe.get("reward"),
         follow_up=run.kept_run.follow_up,
+        stalled=stalled_text(run),
         **more,
     )
 

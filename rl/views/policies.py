@@ -253,8 +253,9 @@ def policies_compared(request: HttpRequest) -> HttpResponse:
         raise Http404("expected left and right to be names of policies")
     left, right = (rows[name] for name in names)
     diff = policy_diff(left, right)
+    known = [(name, pair) for name, pair in diff["figures"].items() if name != "stage" and any(pair)]
     sections = [
-        ("Figures", list(diff["figures"].items()), "Neither was judged."),
+        ("Figures", known, "Neither was evaluated."),
         ("Data", list(diff["data"].items()), "They learnt from the same data."),
         ("Recipe", list(diff["recipe"].items()), "They were trained by the same recipe."),
     ]

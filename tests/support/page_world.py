@@ -84,7 +84,7 @@ def world_recorded(decisions: int = 24) -> Decision:
         format="openai",
         agent=AGENT,
         actor="ada",
-        counts={"rows": 240, "decisions": 237, "ratings": 102, "refused": 3},
+        counts={"rows": 240, "decisions": 237, "ratings": 102, "refused": 3, "rows_stored": 237},
         refused=[{"line": 18, "key": "rating", "reason": "expected 'up' or 'down', found 'mostly'"}],
     )
     _settings()
