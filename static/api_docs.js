@@ -13,7 +13,8 @@
     layout: "BaseLayout",
     // its links would stand within buttons
     deepLinking: false,
-    docExpansion: "none",
+    // on a phone the calls of a kind are folded
+    docExpansion: window.matchMedia("(max-width: 640px)").matches ? "none" : "list",
     defaultModelsExpandDepth: 0,
     requestInterceptor: (request) => {
       if (request.method && request.method !== "GET") request.headers["X-CSRFToken"] = place.dataset.csrf;
