@@ -1,6 +1,7 @@
 """Tables: what a file is recognised as, how its columns are mapped, and what ratings in it mean."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +177,23 @@ def test_a_preview_keeps_the_values_of_a_row_in_its_row(tmp_path: Path) -> None:
         ),
         ("Kundenfrage Antwort Bewertung", "--map prompt=COLUMN,response=COLUMN,rating=Bewertung"),
         ("a b", "--map prompt=COLUMN,response=COLUMN,rating=COLUMN"),
+        (
+            "message routed expected",
+            "--map prompt=message,response=routed,rating=COLUMN,correction=expected",
+        ),
     ],
 )
 def test_a_map_is_guessed_from_words_in_the_names(names: str, map: str) -> None:
     assert map_guessed(names.split()) == map
+
+
+def test_a_guessed_map_is_quoted_for_a_shell() -> None:
+    """The columns of a spreadsheet have spaces and question marks."""
+    names = ["customer message", "routed to", "ok?", "should have been"]
+    assert shlex.split(map_guessed(names)) == [
+        "--map",
+        "prompt=customer message,response=routed to,rating=ok?,correction=should have been",
+    ]
 
 
 def test_a_preview_of_what_needs_a_map_shows_the_columns_and_the_problem(tmp_path: Path) -> None:

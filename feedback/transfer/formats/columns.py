@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -367,11 +368,15 @@ def _words(name: str) -> set[str]:
 
 
 def map_guessed(names: Iterable[str]) -> str:
-    """Options of a command that map these columns as they are guessed; what cannot be guessed stays COLUMN."""
+    """Options of a command that map these columns as they are guessed, for a shell; what cannot be guessed stays
+    COLUMN."""
     found = columns_guessed(names)
     needs = ("prompt", "response", *(("propensity", "reward") if "propensity" in found else ("rating",)))
-    fields = ",".join(f"{field}={found.get(field, 'COLUMN')}" for field in needs)
-    return f"--map {fields}" + (f" --rater {found['rater']}" if "rater" in found else "")
+    fields = [*needs, *(["correction"] if "correction" in found else [])]
+    pairs = ",".join(f"{field}={found.get(field, 'COLUMN')}" for field in fields)
+    return f"--map {shlex.quote(pairs)}" + (
+        f" --rater {shlex.quote(found['rater'])}" if "rater" in found else ""
+    )
 
 
 def has_known_header(names: Iterable[str]) -> bool:
