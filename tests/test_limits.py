@@ -16,7 +16,7 @@ from backend.bodies import Sent
 from backend.limits import LIMITS
 from backend.rest import reading
 from backend.rest.errors import BodyTooLarge, RequestRefused
-from backend.rest.reading import StrictJSONParser, fields_in
+from backend.rest.reading import StrictJSONParser, body_read, fields_in
 from feedback.transfer import formats
 from feedback.transfer.formats import files
 from feedback.transfer.formats.columns import ColumnMap
@@ -104,6 +104,13 @@ def test_of_many_unknown_fields_twenty_are_named() -> None:
         fields_in(AgentSent, {**sent, **{f"more{n}": 0 for n in range(100_000)}})
     assert len(above.value.fields) == 21
     assert above.value.fields["..."] == "and 100,000 more unknown fields"
+
+
+def test_null_is_nothing_and_an_unknown_field_stays_unknown() -> None:
+    assert body_read(AgentSent, {"agent": None}) == AgentSent()
+    with pytest.raises(RequestRefused) as refused:
+        body_read(AgentSent, {"agnet": None})
+    assert refused.value.fields == {"agnet": "unknown field"}
 
 
 POSTS = (

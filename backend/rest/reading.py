@@ -93,13 +93,16 @@ def fields_in(model: type[Sent], data: object) -> dict[str, Any]:
 def body_read(model: type[S], data: object) -> S:
     """A request's body. Refuses (400) it with every fault of every field."""
     if isinstance(data, dict):
-        if (
-            len(data) > len(model.model_fields) + limits.FAULTS_NAMED
-        ):  # each would become a fault of pydantic's
-            names = [field.alias or name for name, field in model.model_fields.items()]
+        names = _names(model)
+        if len(data) > len(names) + limits.FAULTS_NAMED:  # each would become a fault of pydantic's
             raise _refused(_unknown_fields(data, names))
-        data = {name: value for name, value in data.items() if value is not None}
+        data = {name: value for name, value in data.items() if value is not None or name not in names}
     return _validated(model, data)
+
+
+def _names(model: type[Sent]) -> set[str]:
+    """Names of a model's fields as they are sent."""
+    return {field.alias or name for name, field in model.model_fields.items()}
 
 
 def _unknown_fields(data: Mapping[str, object], known: Collection[str]) -> dict[str, str]:
@@ -115,8 +118,10 @@ def query_read(model: type[Q], request: Request, *, apart: Collection[str] = ())
 
     apart: parameters that the endpoint reads itself.
     """
-    sent = request.query_params.items()
-    values = {name: str(value) for name, value in sent if value != "" and name not in apart}
+    known, sent = _names(model), request.query_params.items()
+    values = {
+        name: str(value) for name, value in sent if name not in apart and (value != "" or name not in known)
+    }
     repeated = {
         name[:80]: f"expected one value, found {len(found)}"
         for name, found in request.query_params.lists()

@@ -67,7 +67,6 @@ class TrainingSent(CamelSent):
     minutes: Annotated[float, Field(ge=0, le=7 * 24 * 60)] | None = None
     """Time limit of the training and its stages, in minutes; 0 sets no limit."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Recipes tried on the eval split (dpo, kto, sft)."""
     method: Method = "auto"
     """A method, rlhf (a reward model, then PPO), or auto: chosen by the kinds of feedback."""
     base_model: BaseModelName = ""
