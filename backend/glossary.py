@@ -24,8 +24,8 @@ ROW = re.compile(
 SEEN_ON = {
     "start": "agents api models",
     "rate": "rating",
-    "decisions": "datasets gateway imports rewards",
-    "runs": "methods online-learning train-on-ratings train-on-rewards",
+    "decisions": "datasets gateway imports",
+    "runs": "methods online-learning rewards",
     "policies": "evaluate flywheel gates registry",
     "experiments": "experiments",
 }

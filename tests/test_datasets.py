@@ -1,6 +1,7 @@
 """Feedback in the database becomes immutable snapshots of each kind; what cannot is refused and leaves nothing."""
 
 import hashlib
+import json
 import stat
 from pathlib import Path
 from typing import Any
@@ -319,3 +320,25 @@ def test_statistics_speak_of_every_kind() -> None:
     assert kinds["scores"]["scores"]["mean"] == pytest.approx((30 + 10 * 0.25) / 40)
     assert kinds["prompts"]["prompts"] == 30
     assert kinds["corrections"]["length_chars"]["completion"]["max"] == len("good 29")
+
+
+def test_a_corrected_tool_call_stays_a_call() -> None:
+    def called(parcel: int) -> list[dict[str, Any]]:
+        function = {"name": "track", "arguments": f'{{"parcel": {parcel}}}'}
+        calls = [{"id": "c0", "type": "function", "function": function}]
+        return [{"role": "assistant", "content": "", "tool_calls": calls}]
+
+    prompts = prompts_in("train", 3)
+    corrections = (json.dumps(called(8)), "Which parcel?", '[{"role": "assistant", "tool_calls": 8}')
+    for prompt, correction in zip(prompts, corrections, strict=True):
+        decision = decision_record(
+            agent="helper", messages=[{"role": "user", "content": prompt}], response=called(7)
+        ).row
+        rating_submit(decision=decision, rater="ann", correction=correction)
+    prepared = prepare_training_dataset("helper", kind="corrections", min_samples=1)
+    rows = {row["prompt"][0]["content"]: row["completion"] for row in prepared.rows()}
+    (answer,) = rows[prompts[0]]
+    assert [call["function"]["arguments"] for call in answer["tool_calls"]] == ['{"parcel": 8}']
+    assert rows[prompts[1]] == "Which parcel?"
+    assert prompts[2] not in rows
+    assert prepared.left_out["unreadable"] == 1

@@ -219,7 +219,7 @@ class DatabaseEvidence:
                 yield CorrectionEvidence(
                     response.prompt_hash,
                     response.completion,
-                    item.text,
+                    correction_read(item.text, response.completion),
                     valid,
                     item.simulated,
                     item.tags,
@@ -331,6 +331,16 @@ class _Correction:
     simulated: bool
     tags: tuple[str, ...]
     feedback: tuple[uuid.UUID, ...]
+
+
+def correction_read(text: str, response: Completion) -> Completion:
+    """A correction: chat messages if it is JSON of them and replaces chat messages (tool calls), else its text.
+
+    Raises ValueError if such JSON is damaged.
+    """
+    if isinstance(response, str) or not text.lstrip().startswith("[{"):
+        return text
+    return completion_read(text, {"response_is": "messages"})
 
 
 def with_reasoning(completion: Completion, reasoning: str) -> Completion:

@@ -37,7 +37,15 @@ from feedback.transfer.formats.records import (
 )
 from rl.agents import get_agent
 from rl.agents.base import Agent, ChoiceAgent, Scenario
-from rl.datasets.evidence import SIMULATED_RATER, Prompt, Response, candidates_read, tools_of, with_reasoning
+from rl.datasets.evidence import (
+    SIMULATED_RATER,
+    Prompt,
+    Response,
+    candidates_read,
+    correction_read,
+    tools_of,
+    with_reasoning,
+)
 from rl.datasets.feedback_types import (
     CandidatesEvidence,
     ComparisonEvidence,
@@ -173,7 +181,7 @@ class FileEvidence:
                 yield CorrectionEvidence(
                     response.prompt_hash,
                     response.completion,
-                    rating.correction,
+                    correction_read(rating.correction, response.completion),
                     valid,
                     simulated,
                     tags,

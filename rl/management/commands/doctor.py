@@ -210,7 +210,7 @@ def database_faults() -> Findings:
         yield wrong(
             "database",
             f"the SQLite file is damaged: {_line(faults[0])}",
-            f"stop the server, then {PROGRAM} restore BACKUP --overwrite (docs/backup.md)",
+            f"stop the server, then {PROGRAM} restore BACKUP --overwrite (docs/production.md#back-up)",
         )
 
 
@@ -285,7 +285,7 @@ def artifact_faults() -> Findings:
     for what, path, step in paths:
         place = settings.RATCHET_HOME / path
         if path and not place.exists():
-            step = f"restore it from a backup (docs/backup.md), or run {step}"
+            step = f"restore it from a backup (docs/production.md#back-up), or run {step}"
             yield wrong("artifacts", f"the file of {what} is missing: {place}", step)
 
 
