@@ -52,9 +52,8 @@ def _typed(action: argparse.Action) -> str:
     name = max(action.option_strings, key=len)
     if action.nargs == 0:
         return name
-    value = (
-        "\\|".join(map(str, action.choices)) if action.choices else str(action.metavar or action.dest.upper())
-    )
+    few = action.choices if action.choices and len(list(action.choices)) <= MANY else None
+    value = "\\|".join(map(str, few)) if few else str(action.metavar or action.dest.upper())
     return f"{name} {value}"
 
 
@@ -66,8 +65,14 @@ class Option(NamedTuple):
     presets: tuple[str, ...] = ()
 
 
-PLAIN_EXAMPLE = re.compile(r" Example: --[\w-]+ [\w.-]+$")
-"""Example of an option that shows only how a plain value is typed; `--help` has it."""
+PLAIN_EXAMPLE = re.compile(r" Example: (?:--[\w-]+ )?[\w./-]+$")
+"""Example that shows only how a plain value is typed; `--help` has it."""
+
+MANY = 12
+"""Choices above which the page shows the argument's name instead; the page of formats lists them."""
+
+SOURCES = "a folder, a Hugging Face name, a GGUF file, ollama:NAME, package:NAME or smollm2"
+"""What every option for a base model accepts, explained once on the page of models."""
 
 
 def _described(rows: list[tuple[str, str]]) -> list[Option]:
@@ -81,7 +86,10 @@ def _described(rows: list[tuple[str, str]]) -> list[Option]:
 
 
 def _table(rows: list[Option]) -> list[str]:
-    cells = [f"| `{row.typed}` | {PLAIN_EXAMPLE.sub('', ' '.join(row.text.split()))} |" for row in rows]
+    texts = [" ".join(row.text.split()).replace(SOURCES, "[any source](models.md)") for row in rows]
+    cells = [
+        f"| `{row.typed}` | {PLAIN_EXAMPLE.sub('', text)} |" for row, text in zip(rows, texts, strict=True)
+    ]
     return ["| option | what it does |", "| --- | --- |", *cells, ""] if rows else []
 
 

@@ -60,7 +60,7 @@ class Command(RatchetCommand[Options, Result]):
             default="ratchet",
             choices=list(formats.SHAPES),
             metavar="F",
-            help=f"Format (default ratchet, which is lossless): {', '.join(formats.SHAPES)}. "
+            help="Format, by the names in docs/formats.md (default ratchet, which is lossless). "
             "Example: --format trl-unpaired",
         )
         parser.add_argument(

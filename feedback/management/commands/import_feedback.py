@@ -56,8 +56,8 @@ class Command(RatchetCommand[Options, Result]):
             default="auto",
             choices=list(dict.fromkeys(["auto", *formats.FORMATS, *formats.SHAPES])),
             metavar="F",
-            help="Format of the files (default auto: recognised by their rows): "
-            f"{', '.join(formats.FORMATS)}, or a name that export_training_data writes. Example: --format trl",
+            help="Format of the files, by the names in docs/formats.md (default auto: recognised by their rows). "
+            "Example: --format trl",
         )
         parser.add_argument(
             "files",

@@ -21,7 +21,7 @@ class Options(CommandOptions):
 class Command(RatchetCommand[Options, Result]):
     help = (
         "Walk from a hosted model to your own: record, train, prove, ramp, save. Says where the agent stands and what "
-        "each station waits for; leave it and come back at any time. Example: manage.py flywheel support-bot --step"
+        "each step waits for; leave it and come back at any time. Example: manage.py flywheel support-bot --step"
     )
 
     def work(self, options: Options) -> Result:
