@@ -45,7 +45,7 @@ BODY_VALUES = _limit(
     "members and elements in a JSON body, all levels together", 500_000, "values", "413; it is not parsed"
 )
 FEEDBACK_BYTES = _limit("rating sent with a token", 256 * KIB, "bytes", "413; the rest is not read")
-FAULTS_NAMED = _limit("faults named in one refusal", 20, "fields", "the others are counted")
+FAULTS_NAMED = _limit("faults listed in one refusal", 20, "fields", "the others are counted")
 
 # --- A decision, a rating, a trace ------------------------------------------------------------------------
 TEXT_CHARACTERS = _limit("one text, and one JSON value such as messages", 1_000_000, "characters", "400")
@@ -63,9 +63,9 @@ TOOLS = _limit("tools of one request", 128, "tools", "400")
 STOP_CHARACTERS = _limit("one `stop` text", 1_000, "characters", "400")
 
 # --- Files ------------------------------------------------------------------------------------------------
-UPLOAD_BYTES = _limit("file given to the import page", 50 * MIB, "bytes", "refused; the command takes any")
+UPLOAD_BYTES = _limit("file given to the import page", 50 * MIB, "bytes", "refused; the command has no limit")
 UPLOAD_ROWS = _limit(
-    "rows of a file given to the page or the API", 500_000, "rows", "refused; the command takes any"
+    "rows of a file given to the page or the API", 500_000, "rows", "refused; the command has no limit"
 )
 UNPACKED_FREE_BYTES = _limit(
     "bytes a compressed file may unpack to whatever its size", MIB, "bytes", "refused"
@@ -82,7 +82,7 @@ COLUMNS = _limit("different columns of a file", 1_000, "columns", "refused")
 REFUSED_ROWS = _limit(
     "refused rows, where they are most of those read", 10_000, "rows", "reading is given up"
 )
-REFUSED_ROWS_NAMED = _limit("refused rows named in a report", 1_000, "rows", "the others are counted")
+REFUSED_ROWS_NAMED = _limit("refused rows listed in a report", 1_000, "rows", "the others are counted")
 LICENCE_CHARACTERS = _limit("licence of an import", 200, "characters", "400")
 
 
