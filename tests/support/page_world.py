@@ -403,7 +403,7 @@ def user_pages(whole: Decision) -> Iterator[str]:
 
 def admin_pages() -> Iterator[str]:
     """Addresses of each model's pages in the admin: list, form of a new row, a row's own page, and its deletion."""
-    yield "/admin/"
+    yield reverse("admin:index")  # which registers the models
     for model in admin.site._registry:
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}"
         yield reverse(f"{name}_changelist")
