@@ -179,7 +179,9 @@ def test_a_file_in_which_nothing_is_said_of_any_response_shows_what_to_imitate(t
     rows = [{"prompt": f"Where is parcel {i}?", "answer": "At the depot."} for i in range(12)]
     silent = shown("silent.jsonl", rows)
     assert (sum(silent.counts.values()), silent.sources) == (12, {"demonstration": 12})
-    with pytest.raises(DatasetRefused, match=r"0 pairs found .* 12 no_preference"):
+    with pytest.raises(
+        DatasetRefused, match=r"0 pairs found .* rows of the file without a preference .*\(12\)"
+    ):
         prepare_training_dataset("helper", source=FeedbackFile(tmp_path / "silent.jsonl"))
     # where one response was judged, silence about the others is no praise
     judged = shown("judged.jsonl", [{**row, "thumb": "" if i != 3 else "up"} for i, row in enumerate(rows)])

@@ -234,7 +234,7 @@ def test_too_few_pairs_say_how_many_what_was_left_out_and_what_to_do(ratchet_hom
         "4 pairs",
         "helper",
         "50 needed",
-        "1 single_response",
+        "prompts with verdicts on one response only: nothing to compare (1)",
         "/rate/?agent=helper",
         "--min-samples",
     ):

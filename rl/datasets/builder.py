@@ -18,7 +18,7 @@ from feedback.transfer.formats.records import FormatRefused
 from rl.datasets.examples import Replay
 from rl.datasets.feedback_types import SOURCES, SPLITS, Row
 from rl.datasets.pairs import rows_sampled
-from rl.datasets.rows import FeedbackFile, RowRules, make_rows, rows_with_prompts, source_opened
+from rl.datasets.rows import REASONS, FeedbackFile, RowRules, make_rows, rows_with_prompts, source_opened
 from rl.datasets.snapshots import (
     DatasetRefused,
     DatasetTooSmall,
@@ -259,6 +259,15 @@ def _agent_checked(agent: str | None, source: FeedbackFile | None) -> str:
     return agent
 
 
+ROWS = {
+    "labels": "judged answers",
+    "corrections": "answers that people wrote or liked",
+    "scores": "scored answers",
+    "pairs_and_scores": "pairs and scored answers",
+}
+"""Kind of dataset -> what its rows are, where its name does not say it."""
+
+
 def _check_enough(
     agent: str,
     kind: str,
@@ -271,7 +280,9 @@ def _check_enough(
     total, train = sum(tally.counts.values()), tally.counts["train"]
     if total >= need and (train or not for_training):
         return
-    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common(4) if count)
+    without = "; ".join(
+        f"{REASONS.get(reason, reason)} ({count})" for reason, count in left_out.most_common(4) if count
+    )
     advice = (
         f"rate more at /rate/?agent={agent}, or lower --min-samples"
         if source is None
@@ -284,6 +295,7 @@ def _check_enough(
         )
     short = f"{need} needed" if total < need else "none of them in the train split"
     raise DatasetTooSmall(
-        f"{total} {kind} found for agent {agent}, {short}{f' (left out: {reasons})' if reasons else ''}",
+        f"{total} {ROWS.get(kind, kind)} found for agent {agent}, {short}"
+        + (f" (left out: {without})" if without else ""),
         advice,
     )

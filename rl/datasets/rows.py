@@ -15,8 +15,10 @@ from backend.installation import PROGRAM
 from feedback import selectors
 from feedback.messages import Message, MessageError, messages_read
 from feedback.storage.sql import chunks
+from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
 from rl.datasets.evidence import DatabaseEvidence, EvidenceSource, Prompt
 from rl.datasets.examples import (
+    EXAMPLE_REASONS,
     REWARD_KINDS,
     Example,
     answers_thinned,
@@ -26,6 +28,7 @@ from rl.datasets.examples import (
 )
 from rl.datasets.feedback_types import Completion, DemonstrationEvidence, Evidence, Row
 from rl.datasets.file_evidence import FileEvidence, PromptFile, holds_prompts
+from rl.datasets.pairs import REASONS as PAIR_REASONS
 from rl.datasets.pairs import Pair, RowSet, pairs_from_evidence
 from rl.datasets.prompt_clusters import ClusteredPrompt, prompt_text
 from rl.datasets.reward_records import reward_threshold as agent_reward_threshold
@@ -37,6 +40,9 @@ from rl.recipes.sft import ANSWER, FEEDBACK_SOURCES
 
 PROMPTS_AT_ONCE = 1000
 """Prompts held in memory at a time."""
+
+REASONS = EVIDENCE_REASONS | EXAMPLE_REASONS | PAIR_REASONS
+"""Reason for leaving evidence out -> what its number counts."""
 
 
 @dataclass(frozen=True)

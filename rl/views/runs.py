@@ -18,9 +18,7 @@ from feedback.accounts.roles import SCOPE_PERMISSIONS
 from feedback.selectors import SLUG_PATTERN
 from rl.charts.lines import SLOTS, number_text
 from rl.charts.run_figures import overfit_words, run_charts, runs_charts
-from rl.datasets.evidence import REASONS as EVIDENCE_REASONS
-from rl.datasets.examples import EXAMPLE_REASONS
-from rl.datasets.pairs import REASONS as PAIR_REASONS
+from rl.datasets.rows import REASONS
 from rl.gates.headlines import headline_of
 from rl.gates.verdict import OPEN as NOT_COMPARED
 from rl.jobs import lifecycle
@@ -425,8 +423,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
 def _omissions(found: TrainingRun) -> list[tuple[str, str, int]]:
     """Reason, in words, and how many: the most first."""
     counted = (found.snapshot.left_out if found.snapshot else {}).items()
-    words = EVIDENCE_REASONS | EXAMPLE_REASONS | PAIR_REASONS
-    return sorted(((name, words.get(name, ""), count) for name, count in counted), key=lambda row: -row[2])
+    return sorted(((name, REASONS.get(name, ""), count) for name, count in counted), key=lambda row: -row[2])
 
 
 @button("rl.change_trainingrun")
