@@ -249,7 +249,8 @@ def _message(value: Any, where: str, default_role: str = "") -> Iterator[ChatMes
     for key in ("content", "parts", "text", "value"):
         if key in given and (key in ("content", "parts") or "content" not in value):
             parts.add(given.pop(key))
-    _take_reasoning(given, parts)
+    if given:
+        _take_reasoning(given, parts)
     calls = _take_calls(given, parts, where)
     if said_role in ("function_call", "tool_call"):
         calls += _json_calls(parts.text, where)
@@ -303,13 +304,15 @@ def _responses_item(given: dict[str, object], original: Mapping[str, object]) ->
 
 def _take_reasoning(given: dict[str, Any], parts: _Parts) -> None:
     for key in REASONING_KEYS:
-        if isinstance(given.get(key), str):
+        if key not in given:
+            continue
+        if isinstance(given[key], str):
             if thought := given.pop(key).strip():
                 parts.reasoning.append(thought)
-        elif isinstance(given.get(key), list):
+        elif isinstance(given[key], list):
             parts.add([{"type": "reasoning", "content": given.pop(key)}])
-        elif given.get(key) is None:
-            given.pop(key, None)
+        elif given[key] is None:
+            given.pop(key)
     if isinstance(details := given.get("reasoning_details"), list) and not parts.reasoning:
         parts.add([{"type": "reasoning", "content": details}])
 
@@ -372,7 +375,8 @@ class _Parts:
 
     @property
     def value(self) -> str | list[object]:
-        return self.text if all(map(_is_text_part, self.content)) else self.content
+        texts = [part["text"] for part in self.content if _is_text_part(part)]
+        return "".join(texts) if len(texts) == len(self.content) else self.content
 
     def add(self, content: object) -> None:
         if content is None:

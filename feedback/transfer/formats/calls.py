@@ -86,12 +86,15 @@ class ModelRequest:
     """All other keys of the request that say something."""
 
 
-def request_read(value: object, what: str) -> ModelRequest:
-    """A request of any provider: its messages, or the one text it asks. Raises RowError."""
+def request_read(value: object, what: str, turns: Sequence[Message] = ()) -> ModelRequest:
+    """A request of any provider: its messages, or the one text it asks. Raises RowError.
+
+    turns: its messages, where they stand apart from it and were read already.
+    """
     request = json_value(value)
     if request in EMPTY:
-        return ModelRequest([])
-    if isinstance(request, list) or _is_message(request):
+        return ModelRequest([*turns])
+    if not turns and (isinstance(request, list) or _is_message(request)):
         return ModelRequest(chat_of(request, what))
     if not isinstance(request, Mapping):
         return ModelRequest([{"role": "user", "content": text_of(request, what, required=True)}])
@@ -101,8 +104,8 @@ def request_read(value: object, what: str) -> ModelRequest:
     tools = _tools(rest, what)
     system = system_in(rest)
     rest = {key: item for key, item in rest.items() if key not in SYSTEM_COLUMNS}
-    messages: list[Message] = []
-    for name in ("messages", "contents", "input", "prompt", "prompts"):
+    messages = [*turns]
+    for name in () if messages else ("messages", "contents", "input", "prompt", "prompts"):
         asked = json_value(rest.get(name))
         if name == "input" and isinstance(asked, Mapping) and not _is_message(asked):
             inner = request_read(asked, f"{what}.input")
@@ -334,19 +337,20 @@ def call_decision(
     request: object,
     answer: object,
     *,
+    turns: Sequence[Message] = (),
     metadata: Mapping[str, object] | None = None,
     **facts: Any,
 ) -> ImportedDecision:
     """The decision a logged call is, with further choices as candidates; a call without a response is left out.
 
-    facts: further fields of ImportedDecision; a policy and tokens that are not among them are those that the request or
-    the answer states. Raises RowError, RowLeftOut.
+    turns: messages of the request that were read already. facts: further fields of ImportedDecision; a policy and
+    tokens that are not among them are those that the request or the answer states. Raises RowError, RowLeftOut.
     """
-    answered = answer_read(answer, "response")
+    answered = answer if isinstance(answer, ModelAnswer) else answer_read(answer, "response")
     responses = [(turns, apart) for turns in answered.responses if (apart := answer_apart(turns))[0]]
     if not responses:
         raise RowLeftOut(NO_RESPONSE)
-    asked = request_read(request, "request")
+    asked = request_read(request, "request", turns)
     if not any(turn["content"].strip() or turn.get("tool_calls") for turn in asked.messages):
         raise RowLeftOut(NO_PROMPT)
     told = {"model": asked.parameters.get("model"), **answered.more, **_message_extras(responses[0][0])}

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from backend import limits
 from feedback.messages import Message
 from feedback.storage.responses import value_excerpt
 from feedback.transfer.formats.base import Format, attempt, decisions_first
-from feedback.transfer.formats.calls import json_value, text_or_empty
+from feedback.transfer.formats.calls import ModelAnswer, json_value, text_or_empty
 from feedback.transfer.formats.cells import JsonObject
 from feedback.transfer.formats.declared import Call, Scores, at, facts_at, slug
 from feedback.transfer.formats.records import (
@@ -70,6 +71,7 @@ ROLES = {
     "mlflow.spanType=TOOL": TOOL,
 }
 """attribute=value -> what a span is in the trace of an agent's run."""
+ROLE_ATTRIBUTES = {key.partition("=")[0] for key in ROLES}
 
 _otlp_call = Call(
     own="span_id",
@@ -106,17 +108,17 @@ def _read_otlp(path: Path, ratings_path: Path | None) -> Iterator[Record]:
 
 def otlp_records(row: JsonObject, line: int) -> Iterator[Record]:
     """The records of one export request: a row of a file, or a body sent to an endpoint."""
-    spans = list(_items(row, "resourceSpans", "scopeSpans", "spans"))
+    spans: list[_Item] = []
     of_spans: list[Record] = []
-    for agent, span in spans:
-        of_spans += attempt(line, _key(span), partial(_span, span, line, agent))
+    for agent, span in _items(row, "resourceSpans", "scopeSpans", "spans"):
+        of_spans += attempt(line, _key(span), partial(_span, span, line, agent, spans))
     decisions = {record.id for record in of_spans if isinstance(record, ImportedDecision)}
     traces = list(_traces(spans, decisions, line))
     yield from traces
     own = {(one.agent, one.run_id): one.id for one in traces if isinstance(one, ImportedTrace)}
     for record in of_spans:
-        if isinstance(record, ImportedDecision):
-            record = replace(record, trace=own.get((record.agent, record.run_id)))
+        if isinstance(record, ImportedDecision) and (record.agent, record.run_id) in own:
+            record = replace(record, trace=own[record.agent, record.run_id])
         yield record
     turns: dict[tuple[str, str, str], list[JsonObject]] = {}
     for agent, event in _items(row, "resourceLogs", "scopeLogs", "logRecords"):
@@ -135,6 +137,26 @@ def _items(row: JsonObject, outer: str, scoped: str, inner: str) -> Iterator[tup
         agent = text_or_empty(_attributes(at(resource, "resource.attributes")).get("service.name"))
         for scope in _objects(resource.get(scoped), scoped):
             yield from ((agent, item) for item in _objects(scope.get(inner), inner))
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A span or a log record, with what is read of it once."""
+
+    json: JsonObject
+    agent: str
+    """A slug."""
+    trace: str
+    span_id: str
+    decision: uuid.UUID | None
+    """Id of the decision that it is, or would be."""
+    attributes: dict[str, object]
+
+
+def _item(json: JsonObject, agent: str) -> _Item:
+    """Raises RowError."""
+    attributes, (trace, span_id) = _attributes(json.get("attributes")), _ids(json)
+    return _Item(json, slug(agent), trace, span_id, _decision_id(trace, span_id), attributes)
 
 
 def _objects(value: object, what: str) -> Iterator[JsonObject]:
@@ -168,7 +190,7 @@ def _attributes(value: object) -> dict[str, object]:
         if isinstance(value, Mapping)
         else {str(item.get("key")): _value(item.get("value")) for item in _objects(value, "attributes")}
     )
-    return {name: json_value(item) if name.startswith("mlflow.") else item for name, item in found.items()}
+    return found | {name: json_value(item) for name, item in found.items() if name.startswith("mlflow.")}
 
 
 def _value(value: object, depth: int = 0) -> object:
@@ -203,44 +225,43 @@ def _seconds(value: object, what: str) -> float | None:
 # --- Spans ------------------------------------------------------------------------------------------------------
 
 
-def _span(span: JsonObject, line: int, agent: str) -> Iterator[Record]:
-    attributes, (trace, span_id) = _attributes(span.get("attributes")), _ids(span)
-    yield from attempt(line, span_id, lambda: _span_decision(span, line, attributes, agent))
-    for event in _objects(span.get("events"), "events"):
+def _span(json: JsonObject, line: int, agent: str, spans: list[_Item]) -> Iterator[Record]:
+    """The records of a span, which is added to `spans`."""
+    span = _item(json, agent)
+    spans.append(span)
+    yield from attempt(line, span.span_id, partial(_span_decision, span, line))
+    for event in _objects(json.get("events"), "events"):
         if event.get("name") == EVALUATION:
-            record = {"traceId": trace, "spanId": span_id, **event, "eventName": EVALUATION}
-            yield from attempt(line, span_id, partial(_log, record, line, agent))
+            record = {"traceId": span.trace, "spanId": span.span_id, **event, "eventName": EVALUATION}
+            yield from attempt(line, span.span_id, partial(_log, record, line, agent))
 
 
-def _span_decision(
-    span: JsonObject, line: int, attributes: Mapping[str, object], agent: str
-) -> Iterator[Record]:
-    started, latency_ms = _times(span)
+def _span_decision(span: _Item, line: int) -> Iterator[Record]:
+    attributes, (started, latency_ms) = span.attributes, _times(span.json)
     prompt, answers = (json_value(attributes.get(f"gen_ai.{name}.messages")) for name in ("input", "output"))
     if prompt is None and answers is None:
-        prompt, answers = _older(attributes, span)
-    seen = {**attributes, "started": started}
+        prompt, answers = _older(attributes, span.json)
+    facts: dict[str, object] = {"latency_ms": latency_ms}
     if prompt is None and answers is None and "openinference.span.kind" in attributes:
         kind = attributes["openinference.span.kind"]
         if kind != "LLM":
             raise RowLeftOut(f"a span of kind {value_excerpt(kind)}, not of a model call")
         request, answer = openinference_call(attributes)
-        yield _decision(span, line, agent, seen, request, answer, latency_ms=latency_ms)
+        yield _decision(span, line, started, request, answer, **facts)
         return
     if prompt is None and answers is None and "mlflow.spanType" in attributes:
         kind = attributes["mlflow.spanType"]
         if kind not in MLFLOW_CALLS:
             raise RowLeftOut(f"a span of type {value_excerpt(kind)}, not of a model call")
         request, answer = (attributes.get(f"mlflow.span{name}") for name in ("Inputs", "Outputs"))
-        yield _decision(span, line, agent, seen, request, answer, latency_ms=latency_ms)
+        yield _decision(span, line, started, request, answer, **facts)
         return
     operation = attributes.get("gen_ai.operation.name")
     if not operation and prompt is None and answers is None:
         raise RowLeftOut("a span of no model call")
     if operation in PROMPTLESS_OPERATIONS:
         raise RowLeftOut(f"a span of {operation}, not of a model call")
-    request, answer = _content(attributes, prompt, answers)
-    yield _decision(span, line, agent, seen, request, answer, latency_ms=latency_ms)
+    yield _decision(span, line, started, **_content(attributes, prompt, answers), **facts)
 
 
 def _times(span: JsonObject) -> tuple[float | None, float | None]:
@@ -306,35 +327,28 @@ def call_events(row: JsonObject) -> dict[uuid.UUID, CallEvents]:
     return found
 
 
-def _content(attributes: Mapping[str, object], prompt: object, answers: object) -> tuple[object, object]:
-    """(request, answer) of a model call with the GenAI conventions. Raises RowError, RowLeftOut."""
+def _content(attributes: Mapping[str, object], prompt: object, answers: object) -> dict[str, Any]:
+    """What a model call with the GenAI conventions was asked and answered, as `call_decision` takes it. Raises
+    RowError, RowLeftOut."""
     if not isinstance(answers, list) or not isinstance(prompt, list) or not answers:
         raise RowLeftOut("its content was not recorded" if not answers else "its prompt was not recorded")
     system = json_value(attributes.get("gen_ai.system_instructions"))
     turns = with_system(system, messages_of(prompt, "gen_ai.input.messages"), "gen_ai.system_instructions")
     prefix = "gen_ai.request."
-    request = {"messages": turns, "tools": json_value(attributes.get("gen_ai.tool.definitions"))}
+    request = {"tools": json_value(attributes.get("gen_ai.tool.definitions"))}
     request |= {
         name.removeprefix(prefix): item for name, item in attributes.items() if name.startswith(prefix)
     }
     # each output message is another choice, no further turn
-    return request, {
-        "choices": [{"message": turn} for turn in messages_of(answers, "gen_ai.output.messages")]
-    }
+    choices = [[turn] for turn in messages_of(answers, "gen_ai.output.messages")]
+    return {"turns": turns, "request": request, "answer": ModelAnswer(choices)}
 
 
 def _decision(
-    item: JsonObject,
-    line: int,
-    agent: str,
-    seen: Mapping[str, object],
-    request: object,
-    answer: object,
-    **more: object,
+    item: _Item, line: int, started: float | None, request: object, answer: object, **more: object
 ) -> Record:
-    trace, span_id = _ids(item)
-    seen = {**seen, "span_id": span_id, "trace_id": trace}
-    more |= {"agent": slug(agent), "id": _decision_id(trace, span_id), "run_id": trace or span_id}
+    seen = {**item.attributes, "started": started, "span_id": item.span_id, "trace_id": item.trace}
+    more |= {"agent": item.agent, "id": item.decision, "run_id": item.trace or item.span_id}
     return _otlp_call.decision(seen, line, request=request, answer=answer, **more)
 
 
@@ -395,42 +409,47 @@ class _Step:
     step: dict[str, object]
 
 
-def _traces(
-    spans: Sequence[tuple[str, JsonObject]], decisions: Collection[uuid.UUID | None], line: int
-) -> Iterator[Record]:
+def _traces(spans: Sequence[_Item], decisions: Collection[uuid.UUID | None], line: int) -> Iterator[Record]:
     """The traces that have a span of an agent or a tool here. A trace whose spans come in several requests is stored
     in several pieces, which `run_id` and `metadata.trace` hold together."""
+    with_agents = {(span.agent, span.trace) for span in spans if span.trace and _role(span)}
     runs: dict[tuple[str, str], list[_Step]] = {}
-    for agent, span in spans:
+    for span in spans:
+        if (span.agent, span.trace) not in with_agents:
+            continue
         try:
             if (step := _step(span, decisions)) is not None:
-                runs.setdefault((slug(agent), _ids(span)[0]), []).append(step)
+                runs.setdefault((span.agent, span.trace), []).append(step)
         except (RowError, RecursionError):
             continue  # refused where its decision is read
     for (agent, trace), steps in runs.items():
-        if trace and any(step.role for step in steps):
+        if any(step.role for step in steps):
             yield from attempt(line, trace, partial(_trace, agent, trace, steps, line))
 
 
-def _step(span: JsonObject, decisions: Collection[uuid.UUID | None]) -> _Step | None:
+def _role(span: _Item) -> str:
+    """TOOL, AGENT or PART; empty for other spans."""
+    named = ((name, value) for name, value in span.attributes.items() if name in ROLE_ATTRIBUTES)
+    return next((ROLES[key] for name, value in named if (key := f"{name}={value}") in ROLES), "")
+
+
+def _step(span: _Item, decisions: Collection[uuid.UUID | None]) -> _Step | None:
     """The step that a span is; None for a span of neither an agent nor one of the decisions."""
-    attributes, (trace, span_id) = _attributes(span.get("attributes")), _ids(span)
-    role = next((ROLES[key] for name, value in attributes.items() if (key := f"{name}={value}") in ROLES), "")
-    decision = _decision_id(trace, span_id)
-    if not role and decision not in decisions:
+    role, attributes = _role(span), span.attributes
+    if not role and span.decision not in decisions:
         return None
-    parent = text_of(span.get("parentSpanId") or "", "parentSpanId").lower()
-    started, duration_ms = _times(span)
+    parent = text_of(span.json.get("parentSpanId") or "", "parentSpanId").lower()
+    started, duration_ms = _times(span.json)
     kind = {TOOL: "tool_call", AGENT: "step" if parent else "task", PART: "step"}.get(role, "decision")
-    failed = at(span, "status.code") in (2, "STATUS_CODE_ERROR")
+    failed = at(span.json, "status.code") in (2, "STATUS_CODE_ERROR")
     found: dict[str, object] = {
         "kind": kind,
-        "id": str(decision) if kind == "decision" else None,
+        "id": str(span.decision) if kind == "decision" else None,
         "name": _first(
             attributes, "gen_ai.tool.name", "tool.name", "gen_ai.agent.name", "traceloop.entity.name"
         )
-        or text_or_empty(span.get("name")),
-        "span": span_id,
+        or text_or_empty(span.json.get("name")),
+        "span": span.span_id,
         "parent": parent,
         "at": datetime.fromtimestamp(started, UTC).isoformat() if started is not None else None,
         "duration_ms": duration_ms,
@@ -452,10 +471,12 @@ def _step(span: JsonObject, decisions: Collection[uuid.UUID | None]) -> _Step | 
         )
         found["status"] = {"task": "failed" if failed else "completed"}.get(kind)
     if failed:
-        found["error"] = text_or_empty(at(span, "status.message")) or attributes.get("error.type") or "failed"
+        found["error"] = (
+            text_or_empty(at(span.json, "status.message")) or attributes.get("error.type") or "failed"
+        )
     unit = _first(attributes, "gen_ai.conversation.id", "session.id", "user.id")
     step = {name: value for name, value in found.items() if value not in (None, "")}
-    return _Step(span_id, parent, role, started, text_or_empty(unit), step)
+    return _Step(span.span_id, parent, role, started, text_or_empty(unit), step)
 
 
 def _first(attributes: Mapping[str, object], *names: str) -> object:
@@ -490,21 +511,22 @@ def _trace(agent: str, trace: str, steps: list[_Step], line: int) -> Iterator[Re
 # --- Log records ------------------------------------------------------------------------------------------------
 
 
-def _log(record: JsonObject, line: int, agent: str) -> Iterator[Record]:
-    attributes, (trace, span_id) = _attributes(record.get("attributes")), _ids(record)
-    name, seen = _event_name(record), {**attributes, "started": _logged_at(record)}
+def _log(json: JsonObject, line: int, agent: str) -> Iterator[Record]:
+    record = _item(json, agent)
+    attributes, name, logged_at = record.attributes, _event_name(json), _logged_at(json)
     if name == OPERATION_DETAILS:
         prompt, answers = (
             json_value(attributes.get(f"gen_ai.{one}.messages")) for one in ("input", "output")
         )
-        yield _decision(record, line, agent, seen, *_content(attributes, prompt, answers))
+        yield _decision(record, line, logged_at, **_content(attributes, prompt, answers))
         return
     if name != EVALUATION:
         raise RowLeftOut("a log record that is no evaluation and no message of a model call")
     if attributes.get("error.type"):
         raise RowLeftOut("an evaluation that failed")
-    target = _decision_id(trace, span_id) or span_id or attributes.get("gen_ai.response.id") or trace
-    score = _evaluation.one({**attributes, "at": _logged_at(record)})
+    trace, span_id = record.trace, record.span_id
+    target = record.decision or span_id or attributes.get("gen_ai.response.id") or trace
+    score = _evaluation.one({**attributes, "at": logged_at})
     yield from score.references(line, span_id, text_or_empty(str(target)), span_id, trace)
 
 
@@ -516,14 +538,15 @@ def _turns(records: list[JsonObject], line: int, agent: str) -> Iterator[Record]
     """The decision whose messages are log records of their own, all of one span."""
     prompts: list[Message] = []
     answers: list[Message] = []
-    seen: dict[str, object] = {"started": _logged_at(records[0])}
+    seen: dict[str, object] = {}
     for record in records:
         name = _event_name(record)
         body = record.get("body")
         body = _value(body) if isinstance(body, Mapping) and "kvlistValue" in body else body
         seen |= _attributes(record.get("attributes"))
         (answers if name == CHOICE else prompts).append(_said(name, mapping_of(body, "body")))
-    yield _decision(records[0], line, agent, seen, *_content({}, prompts, answers))
+    call = replace(_item(records[0], agent), attributes=seen)
+    yield _decision(call, line, _logged_at(records[0]), **_content({}, prompts, answers))
 
 
 OTLP = Format(

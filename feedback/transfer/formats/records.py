@@ -375,6 +375,9 @@ ASSISTANT_KEYS = {"content", "tool_calls", "function_call", "refusal", "parts"}
 
 def answer_apart(response: list[Message]) -> tuple[Completion, str, dict[str, object]]:
     """Split an answer into the stored response, its reasoning, and metadata for all other fields."""
+    match response:
+        case [{"role": "assistant", "content": str(text), **rest}] if not rest:
+            return *reasoning_split(text), {}
     read = messages_read(response)
     answer = response_of([message.bare for message in read])
     refusal = read[-1].refusal
