@@ -83,7 +83,7 @@ def fields_in(model: type[Sent], data: object) -> dict[str, Any]:
     known = model.model_fields
     faults = _unknown_fields(data, known)
     faults |= {
-        name: "required" for name, field in known.items() if field.is_required() and data.get(name) is None
+        name: "required" for name, field in known.items() if data.get(name) is None and field.is_required()
     }
     if faults:
         raise RequestRefused(f"expected the fields {', '.join(known)}", fields=faults)

@@ -19,7 +19,7 @@ from feedback.storage.facts import DECISION, TRACE
 from feedback.storage.fields import MaybeTime, Notes, SaidText, Share
 from feedback.storage.masking import TRACE_TEXTS, facts_masked
 from feedback.storage.sampling import is_collected
-from feedback.storage.sql import rows_insert
+from feedback.storage.sql import rows_in, rows_insert
 from feedback.storage.tombstones import decisions_erased, erased_refusal
 from feedback.storage.validation import Check, FeedbackConflict, FeedbackRefused
 
@@ -125,7 +125,7 @@ def _body_hashes(ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
     """The body hashes of the decisions that are stored under these ids."""
     if not ids:
         return {}
-    return dict(Decision.objects.filter(pk__in=ids).values_list("pk", "body_hash"))
+    return dict(rows_in(Decision.objects.order_by(), "id", ids).values_list("pk", "body_hash"))
 
 
 def scored_response_record(

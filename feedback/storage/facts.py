@@ -94,7 +94,6 @@ class Body:
         self.names = tuple(field.name for field in self.fields)
         self._by_name = dict(zip(self.names, self.fields, strict=True))
         self._later = tuple(field for field in self.fields if field.is_later)
-        self._lenient = frozenset(field.name for field in self.fields if field.default is not None)
         self.encoded = tuple(field for field in self.fields if field.is_json or field.kind is datetime)
         """Fields that a row of texts holds encoded: JSON and times."""
 
@@ -132,7 +131,7 @@ class Body:
     def validate(self, check: Check, given: Mapping[str, object]) -> dict[str, Any]:
         """The values of every field as they are stored; empty where a fault went into `check`."""
         sent = {
-            name: value for name, value in given.items() if value is not None or name not in self._lenient
+            name: value for name, value in given.items() if value is not None or name not in self._by_name
         }
         try:
             return self._model.model_validate(sent).__dict__

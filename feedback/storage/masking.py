@@ -64,6 +64,10 @@ class Masker:
         return found
 
     @property
+    def has_masks(self) -> bool:
+        return bool(self._masks)
+
+    @property
     def has_masked(self) -> bool:
         return bool(self._known)
 
@@ -114,6 +118,8 @@ def facts_masked(facts: Mapping[str, Any], *names: str, agent: object = None) ->
     """Facts of a row with masked values of these names. agent: where the facts do not have it."""
     masker = masker_of(facts.get("agent") if agent is None else agent)
     found = dict(facts)
+    if not masker.has_masks:
+        return found
     found |= masker.masked({name: facts[name] for name in names if name in facts})
     metadata = facts.get("metadata")
     if isinstance(metadata, Mapping) and isinstance(serving := metadata.get("serving"), Mapping):

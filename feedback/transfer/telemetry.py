@@ -77,7 +77,7 @@ def export_store(row: JsonObject) -> Exported:
     _traces_store(traces, decisions, done)
     _decisions_store(decisions, done)
     _decisions_link(decisions, traces)
-    _calls_complete(silent_calls(row), decisions)
+    _calls_complete(silent_calls(row, {(one.run_id, one.key) for one in decisions}), decisions)
     CallSpan.objects.filter(pk__in=whole).update(events=[])
     _feedback_store(list(filter(refers, records)), done)
     return done
@@ -112,8 +112,7 @@ def _calls_complete(
     spans: Mapping[UUID, Mapping[str, object]], decisions: Sequence[ImportedDecision]
 ) -> None:
     """Give decisions made from log events the model, tokens and latency of their spans, whichever came first."""
-    with_messages = {one.id for one in decisions}
-    kept = [CallSpan(pk=pk, facts=facts) for pk, facts in spans.items() if facts and pk not in with_messages]
+    kept = [CallSpan(pk=pk, facts=facts) for pk, facts in spans.items() if facts]
     CallSpan.objects.bulk_create(kept, update_conflicts=True, unique_fields=["id"], update_fields=["facts"])
     # both are written before either is read: of two requests at once, the later one finds the other's
     unnamed = [one.id for one in decisions if one.id and not one.policy]

@@ -406,7 +406,9 @@ def whole_of(value: object) -> int | None:
 
 def text_or_empty(value: object) -> str:
     """A text of at most 200 characters for a column of names; "" for anything else, and for what cannot be stored."""
-    if not isinstance(value, str) or "\x00" in value or any("\ud800" <= mark <= "\udfff" for mark in value):
+    if not isinstance(value, str) or "\x00" in value:
+        return ""
+    if not value.isascii() and any("\ud800" <= mark <= "\udfff" for mark in value):
         return ""
     return value[:200]
 

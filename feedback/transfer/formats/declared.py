@@ -80,7 +80,7 @@ def _compiled(node: JsonObject) -> Callable[[Any], Any]:
     kind, children = node["type"], [_compiled(child) for child in node["children"] if isinstance(child, dict)]
     if kind == "field":
         name = node["value"]
-        return lambda row: row.get(name) if isinstance(row, Mapping) else None
+        return lambda row: row.get(name) if isinstance(row, (dict, Mapping)) else None
     if kind == "subexpression":
         return lambda row: reduce(lambda value, inner: inner(value), children, row)
     if kind in ("or_expression", "and_expression"):

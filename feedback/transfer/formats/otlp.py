@@ -272,15 +272,17 @@ def _times(span: JsonObject) -> tuple[float | None, float | None]:
     return started, max(round((ended - started) * 1000, 3), 0.0)
 
 
-def silent_calls(row: JsonObject) -> dict[uuid.UUID, dict[str, object]]:
+def silent_calls(row: JsonObject, told: Collection[tuple[str, str]]) -> dict[uuid.UUID, dict[str, object]]:
     """Of an export request the model calls whose spans hold no messages: id of the decision -> its other facts.
 
-    The messages may come as log events, which name no model.
+    The messages may come as log events, which name no model. told: trace and span of the calls whose messages are here.
     """
     found: dict[uuid.UUID, dict[str, object]] = {}
     for _, span in _items(row, "resourceSpans", "scopeSpans", "spans"):
         try:
-            attributes, decision = _attributes(span.get("attributes")), _decision_id(*_ids(span))
+            if (ids := _ids(span)) in told:
+                continue
+            attributes, decision = _attributes(span.get("attributes")), _decision_id(*ids)
             operation = attributes.get("gen_ai.operation.name")
             if decision is None or not operation or operation in PROMPTLESS_OPERATIONS:
                 continue

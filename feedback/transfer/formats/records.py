@@ -236,10 +236,11 @@ def text_of(value: object, what: str, *, required: bool = False) -> str:
         raise RowError(f"{what}: expected a text, found {value_excerpt(value)}")
     if "\x00" in value:
         raise RowError(f"{what}: holds a NUL character")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RowError(f"{what}: holds a lone surrogate at character {error.start}") from None
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RowError(f"{what}: holds a lone surrogate at character {error.start}") from None
     if required and not value.strip():
         raise RowError(f"{what}: is empty")
     return str(value)
@@ -337,7 +338,7 @@ def check_json(value: object, what: str) -> Any:
     """A JSON value all of whose texts can be stored."""
     if isinstance(value, str):
         text_of(value, what)
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, Mapping)):
         for key, item in value.items():
             text_of(key, f"{what} key")
             check_json(item, f"{what}.{key}")
