@@ -383,11 +383,12 @@ class _Parts:
     def add(self, content: object) -> None:
         if content is None:
             return
-        if isinstance(content, Mapping):
-            content = [content]
         if isinstance(content, str):
             self.content.append({"type": "text", "text": content})
-        elif isinstance(content, Sequence):
+            return
+        if isinstance(content, OBJECT):
+            content = [content]
+        if isinstance(content, Sequence):
             for index, part in enumerate(content):
                 self._part(part, f"{self.where}.content[{index}]")
         else:
@@ -397,7 +398,7 @@ class _Parts:
         if isinstance(part, str):
             self.content.append({"type": "text", "text": part})
             return
-        if not isinstance(part, Mapping):
+        if not isinstance(part, OBJECT):
             raise MessageError(
                 f'{where}: expected a part such as {{"type": "text", "text": ...}}, found {_excerpt(part)}'
             )
