@@ -68,7 +68,7 @@ def test_a_dry_run_says_what_training_would_come_to(operator: ApiClient) -> None
     assert 0 < plan["pairs"] <= 20
     assert plan["estimatedTimeMinutes"] == pytest.approx(plan["estimatedSteps"] * 0.5 / 60, abs=1e-3)
     # what the command's dry run says of it: few rows, and a gate that is far
-    assert "the policy may memorise these pairs" in plan["doubt"]
+    assert "the policy may memorise them" in plan["doubt"]
     assert (plan["evidence"]["needed"], plan["evidence"]["kind"]) == (30, "pairs")
     assert not TrainingRun.objects.exists()
 

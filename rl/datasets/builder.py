@@ -31,6 +31,7 @@ from rl.datasets.snapshots import (
 from rl.datasets.stats import label_balance
 from rl.models import Snapshot
 from rl.recipes import DATASET_CONFIG, RecipeError
+from rl.recipes.base import DATASET_KINDS
 
 
 @dataclass(frozen=True)
@@ -259,15 +260,6 @@ def _agent_checked(agent: str | None, source: FeedbackFile | None) -> str:
     return agent
 
 
-ROWS = {
-    "labels": "judged answers",
-    "corrections": "answers that people wrote or liked",
-    "scores": "scored answers",
-    "pairs_and_scores": "pairs and scored answers",
-}
-"""Kind of dataset -> what its rows are, where its name does not say it."""
-
-
 def _check_enough(
     agent: str,
     kind: str,
@@ -295,7 +287,7 @@ def _check_enough(
         )
     short = f"{need} needed" if total < need else "none of them in the train split"
     raise DatasetTooSmall(
-        f"{total} {ROWS.get(kind, kind)} found for agent {agent}, {short}"
+        f"{total} {DATASET_KINDS[kind]} found for agent {agent}, {short}"
         + (f" (left out: {without})" if without else ""),
         advice,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from rl.recipes import Recipe, RewardModelRecipe
+from rl.recipes.base import DATASET_KINDS
 
 STILL = 2e-3
 """Sum of the learning rates of all steps, times the LoRA scale, up to which at most one answer in forty changes.
@@ -38,19 +39,20 @@ def optimiser_steps(recipe: Recipe, rows: int) -> int:
     return steps
 
 
-def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
+def teachability_warning(recipe: Recipe, rows: int, kind: str) -> str:
     """Reason why such a training teaches nothing, or little, with what to do; empty where nothing speaks against it.
 
-    kind: what the rows are called (`pairs`, `labels`, ...).
+    kind: of the dataset, one of DATASET_KINDS.
     """
+    named = f"{rows:,} {DATASET_KINDS[kind]}"
     if isinstance(recipe, RewardModelRecipe) and recipe.is_linear:
-        return _few_rows_warning(f"{rows:,} {kind}", rows, kind, "model")
+        return _few_rows_warning(named, rows, "model")
     steps = optimiser_steps(recipe, rows)
     subject = "how it scores answers" if isinstance(recipe, RewardModelRecipe) else "what the policy answers"
     knobs = recipe.as_dict()
     scale = float(knobs["lora_alpha"]) / float(knobs["lora_r"])
     moved = rate_sum(recipe, steps) * scale
-    amount = f"{rows:,} {kind} and {steps:,} optimiser step{'' if steps == 1 else 's'}"
+    amount = f"{named} and {steps:,} optimiser step{'' if steps == 1 else 's'}"
     if moved < STILL:
         more = _steps_needed(recipe, steps, scale)
         passes = math.ceil(float(knobs["epochs"]) * more / max(steps, 1))
@@ -62,14 +64,14 @@ def teachability_warning(recipe: Recipe, rows: int, kind: str = "rows") -> str:
             f"{amount}: too little training to change {subject} (measured: at most 1 in 40); {rate}give "
             f"{longer}"
         )
-    return _few_rows_warning(amount, rows, kind, "policy")
+    return _few_rows_warning(amount, rows, "policy")
 
 
-def _few_rows_warning(amount: str, rows: int, kind: str, what: str) -> str:
+def _few_rows_warning(amount: str, rows: int, what: str) -> str:
     if rows >= FEW_ROWS:
         return ""
     return (
-        f"{amount}: the {what} may memorise these {kind} and generalise little; rate about "
+        f"{amount}: the {what} may memorise them and generalise little; rate about "
         f"{math.ceil((FEW_ROWS - rows) * 1.7 / 10) * 10} more prompts"
     )
 

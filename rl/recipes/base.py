@@ -269,8 +269,15 @@ DISTIL = "distil"
 STAGE_STARTS: dict[str, dict[str, str]] = {SFT_STAGE: {}, DISTIL: {"sources": DISTIL}}
 """Start that a run trains first -> the knobs of that SFT."""
 
-DATASET_KINDS = ("pairs", "labels", "corrections", "scores", "prompts", "pairs_and_scores")
-"""Kinds of datasets, as in `rl.models.Snapshot`."""
+DATASET_KINDS = {
+    "pairs": "pairs",
+    "labels": "judged answers",
+    "corrections": "answers that people wrote or liked",
+    "scores": "scored answers",
+    "prompts": "prompts",
+    "pairs_and_scores": "pairs and scored answers",
+}
+"""Kind of dataset, as in `rl.models.Snapshot` -> what its rows are."""
 
 
 @dataclass(frozen=True)
