@@ -27,7 +27,7 @@ from rl.registry import service as registry
 from rl.selectors import NO_FEEDBACK, AgentCard
 from rl.views.runs import stations_of, step_next
 from tests.support.api_client import signed_in
-from tests.support.registry_rows import make_policy, make_run
+from tests.support.registry_rows import make_policy, make_run, policy_of
 from tests.support.said import words
 
 pytestmark = pytest.mark.django_db
@@ -219,6 +219,19 @@ def test_what_is_missing_comes_next(card: Callable[[], AgentCard], kind: str, no
     assert step_next(shown).kind == kind
     states = dataclasses.asdict(stations_of(shown))
     assert [name for name, state in states.items() if state == "now"] == ([now] if now else [])
+
+
+def test_a_station_is_reached_only_by_what_it_stands_for() -> None:
+    """A policy that was not trained here, without a rating, beside a hosted champion."""
+    registered = policy_of("widgets-v1", "candidate", "widgets")
+    shown = card_of(newest=registered, policy=registered, incumbent=policy_of("gpt", "champion", "widgets"))
+    assert dataclasses.asdict(stations_of(shown)) == {
+        "decisions": "done",
+        "ratings": "open",
+        "training": "open",
+        "evaluation": "now",
+        "answers": "done",
+    }
 
 
 def with_policy(policy: Policy, **facts: Any) -> AgentCard:

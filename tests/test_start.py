@@ -69,6 +69,12 @@ def test_a_first_training_that_failed_is_a_fault_at_its_step() -> None:
     assert states(card_of("shop")) == "ddfooo"
 
 
+def test_a_policy_from_elsewhere_fills_no_dot_of_ratings_or_training() -> None:
+    decision_record(agent="shop", messages="q", response="a")
+    policy_of("shop-v1", "candidate", "shop")
+    assert states(card_of("shop")) == "doonoo"
+
+
 def test_a_newer_candidate_is_led_on_beside_a_champion() -> None:
     rated(10)
     registry.policy_promote(make_policy("shop"), "champion", actor="eve", force=True, reason="a test")

@@ -61,21 +61,35 @@ class LoopStep:
 
 
 def stations_of(card: AgentCard) -> Stations:
-    """Stations of the loop: those reached, and the first that is not as NOW."""
+    """Stations of the loop: those reached, and the next to reach as NOW. A policy from elsewhere needs no ratings and
+    no training to be evaluated."""
+    champion = card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION
     reached = {
         "decisions": card.counts.decisions > 0,
-        "ratings": card.newest is not None or card.counts.evidence >= feedback_minimum(),
-        "training": card.newest is not None,
+        "ratings": _is_rated(card),
+        "training": _is_trained(card),
         "evaluation": card.headline is not None,
-        "answers": card.policy is not None and card.policy.stage == Policy.Stage.CHAMPION,
+        "answers": champion or card.incumbent is not None,
     }
-    first = next((name for name, done in reached.items() if not done), None)
+    needless = ("ratings", "training") if card.newest is not None else ()
+    first = next((name for name, done in reached.items() if not done and name not in needless), None)
     states = {name: DONE if done else NOW if name == first else OPEN for name, done in reached.items()}
     if card.works:
         states["training"] = NOW
     elif card.run is not None and card.run.status in STOPPED_STATUSES:
         states["training"] = FAULT
     return Stations(**states)
+
+
+def _is_trained(card: AgentCard) -> bool:
+    """True if its newest policy comes from a training here."""
+    return card.newest is not None and card.newest.run_id is not None
+
+
+def _is_rated(card: AgentCard) -> bool:
+    """True if there is evidence enough for a first training, or some that a training took."""
+    found = card.counts.evidence
+    return found >= feedback_minimum() or (found > 0 and (_is_trained(card) or card.works))
 
 
 class GuideStep(NamedTuple):
@@ -112,8 +126,10 @@ ENOUGH = "There is enough feedback for a first training."
 
 def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
     """The guided start as far as this agent has come (None: no agent yet); exactly one step is NOW or FAULT. Read off
-    what is stored, so that who left goes on where they were."""
+    what is stored, so that who left goes on where they were. A step that was not needed, such as the training of a
+    policy from elsewhere, stays OPEN before it."""
     steps_done = dict.fromkeys((step[0] for step in GUIDE), False)
+    needless: list[str] = []
     fault = ""
     if card is not None:
         newest, run = card.newest, card.run
@@ -131,12 +147,18 @@ def guide_of(card: AgentCard | None) -> tuple[GuideStep, ...]:
         }
         if newest is None and run is not None and run.status in STOPPED_STATUSES:
             fault = "train"
+        facts = {"rate": _is_rated(card), "train": _is_trained(card) and not card.works}
+        needless = [key for key, is_true in facts.items() if steps_done[key] and not is_true]
     at = next(key for key, done in steps_done.items() if not done)
     return tuple(
         GuideStep(
             key,
             title,
-            (FAULT if key == fault else NOW) if key == at else DONE if steps_done[key] else OPEN,
+            (FAULT if key == fault else NOW)
+            if key == at
+            else DONE
+            if steps_done[key] and key not in needless
+            else OPEN,
             ENOUGH if key == "rate" and steps_done["rate"] else after.format(needed=feedback_minimum()),
             takes,
         )

@@ -110,7 +110,7 @@ def _page(
     at = _step_at(steps)
     key = step or request.GET.get("step", "")
     shown_step = next((one for one in steps if one.key == key), at)
-    waits = shown_step.state == OPEN
+    waits = shown_step.state == OPEN and steps.index(shown_step) > steps.index(at)
     slug = card.facts.slug if card else ""
     context = {
         "card": card,
