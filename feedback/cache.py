@@ -157,7 +157,7 @@ class CostAwareCache(TTLCache[V]):
             return kept[1]
         value = make()
         done = time.monotonic()
-        self._kept[key] = (done + min(self.BELIEF * (done - now), self.LONGEST_S), value)
+        self._keep(key, done + min(self.BELIEF * (done - now), self.LONGEST_S), value)
         return value
 
 

@@ -17,10 +17,12 @@ from django.db.models import (
     Count,
     Exists,
     ExpressionWrapper,
+    F,
     Max,
     OuterRef,
     Q,
     QuerySet,
+    Subquery,
     TextField,
     Value,
 )
@@ -31,7 +33,7 @@ from django.utils import timezone
 
 from feedback.cache import CostAwareCache
 from feedback.messages import Message
-from feedback.models import SHADOW, Comparison, Decision, Outcome, RaterKind, Rating
+from feedback.models import SHADOW, Comparison, Decision, ImportBatch, Outcome, RaterKind, Rating
 from feedback.models import SLUG_PATTERN as SLUG_PATTERN
 from feedback.models import prompt_hash as prompt_hash
 from feedback.storage.sql import chunks, rows_in
@@ -227,9 +229,38 @@ def feedback_counts(agent: str) -> FeedbackCounts:
 _counts: CostAwareCache[dict[str, FeedbackCounts]] = CostAwareCache()
 
 
+MAX_RECOUNTED = 20_000
+"""Decisions of an agent up to which a new rating has its feedback counted at once."""
+
+
 def feedback_counts_cached() -> dict[str, FeedbackCounts]:
-    """`feedback_counts_by_agent` from a cache, for pages that are opened often."""
-    return _counts.get("all", feedback_counts_by_agent)
+    """`feedback_counts_by_agent` from a cache, for pages that are opened often.
+
+    A new agent, an import and the newest rating or comparison are counted at once, whichever process stored them."""
+    imports = ImportBatch.objects.values("pk", "undone_at")
+    newest = {
+        "batch": imports.order_by("-pk").values("pk"),
+        "undone": imports.order_by(F("undone_at").desc(nulls_last=True)).values("undone_at"),
+        "rating": Rating.objects.order_by("-created_at").values("pk"),
+        "comparison": Comparison.objects.order_by("-created_at").values("pk"),
+    }
+    found = Decision.objects.order_by("pk").annotate(
+        **{name: Subquery(rows[:1]) for name, rows in newest.items()}
+    )
+    batch, undone, rating, comparison = found.values_list(*newest).first() or (None,) * 4
+    counts = _counts.get((batch, undone, *agent_slugs()), feedback_counts_by_agent)
+
+    def recount(rows: QuerySet[Any], agent: str) -> dict[str, FeedbackCounts]:
+        for slug in rows.values_list(agent, flat=True):
+            if slug in counts and counts[slug].decisions <= MAX_RECOUNTED:
+                counts[slug] = feedback_counts(slug)
+        return counts
+
+    if rating is not None:
+        _counts.get(rating, lambda: recount(Rating.objects.filter(pk=rating), "decision__agent"))
+    if comparison is not None:
+        _counts.get(comparison, lambda: recount(Comparison.objects.filter(pk=comparison), "left__agent"))
+    return counts
 
 
 def feedback_counts_by_agent(agent: str | None = None) -> dict[str, FeedbackCounts]:

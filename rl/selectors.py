@@ -163,8 +163,6 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
     if fresh and counts.get(fresh, NO_FEEDBACK).decisions <= MAX_COUNT:
         newest = feedback_counts(fresh)
         counts = {**counts, fresh: newest} if newest.decisions else counts
-    slugs = {*counts, *TrainingRun.objects.order_by().values_list("agent", flat=True).distinct()}
-    slugs |= set(AgentSettings.objects.values_list("agent", flat=True))
     newest_runs = TrainingRun.objects.filter(
         pk__in=TrainingRun.objects.filter(stage_of=None)
         .order_by()
@@ -175,6 +173,7 @@ def agent_cards(fresh: str = "") -> list[AgentCard]:
     runs = {run.agent: run for run in newest_runs}
     for run in TrainingRun.objects.filter(status=TrainingRun.Status.RUNNING).order_by("-pk"):
         runs[run.agent] = run
+    slugs = {*counts, *runs, *AgentSettings.objects.values_list("agent", flat=True)}
     beside = _stopped_beside(runs)
     by_agent: dict[str, list[Policy]] = {}
     for policy in Policy.objects.filter(kind__in=TRAINED).defer("adapter_path").order_by("pk"):

@@ -18,13 +18,13 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from feedback.cache import CostAwareCache
-from feedback.models import Decision, Trace
+from feedback.models import Decision, ImportBatch, Trace
 from feedback.selectors import FeedbackCounts, feedback_counts, feedback_counts_by_agent
 from feedback.services import comparison_submit, decision_record, outcome_record, rating_submit
 from rl.agents import agent_facts
 from rl.models import Policy, PolicyEvent, RunMetric, Snapshot, TrainingRun
 from rl.registry import service as registry
-from rl.selectors import NO_FEEDBACK, AgentCard
+from rl.selectors import NO_FEEDBACK, AgentCard, agent_cards
 from rl.views.runs import stations_of, step_next
 from tests.support.api_client import signed_in
 from tests.support.registry_rows import make_policy, make_run, policy_of
@@ -159,6 +159,28 @@ def test_the_start_page_counts_once(rater: Client, monkeypatch: pytest.MonkeyPat
     with CaptureQueriesContext(connection) as queries:
         rater.get("/")
     assert [query["sql"] for query in queries if "COUNT(" in query["sql"]] == []
+
+
+def test_home_counts_a_new_agent_an_import_and_a_rating_at_once(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CostAwareCache, "BELIEF", 1e6)
+    first = decision_record(agent="widgets", messages="p", response="r").row
+    assert 'id="agent-widgets"' in operator.get("/").text
+    decision_record(agent="gadgets", messages="p", response="r")
+    assert 'id="agent-gadgets"' in operator.get("/").text
+    rating_submit(decision=first, rater="bob", thumb="up")
+    assert agent_counts("widgets").ratings == 1
+    decision_record(agent="gadgets", messages="another", response="r")
+    batch = ImportBatch.objects.create(file="f", sha256="a" * 64, bytes=1, format="jsonl", actor="ada")
+    assert agent_counts("gadgets").decisions == 2
+    decision_record(agent="gadgets", messages="a third", response="r")
+    ImportBatch.objects.filter(pk=batch.pk).update(undone_at=timezone.now())
+    assert agent_counts("gadgets").decisions == 3
+
+
+def agent_counts(agent: str) -> FeedbackCounts:
+    return next(card.counts for card in agent_cards() if card.facts.slug == agent)
 
 
 def test_a_policy_that_the_gate_refused_waits_for_no_promotion(rater: Client) -> None:
