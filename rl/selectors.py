@@ -368,7 +368,9 @@ def work_of(run: TrainingRun) -> Work:
         step = f"step {run.steps_done} of {run.steps_total}" if run.steps_total else "starting"
         words = (_stage_at_work(run) or run).phase_words or step
         return Work(run, words, run_eta_s(run), stalled_text(run))
-    return Work(run, run.kept_run.phase_words or "its policy is evaluated next", None)
+    kept = run.kept_run
+    step = "exported" if kept.follow_up == TrainingRun.FollowUp.EXPORT else "evaluated"
+    return Work(run, kept.phase_words or f"its policy is {step} next", None)
 
 
 def _stage_at_work(run: TrainingRun) -> TrainingRun | None:

@@ -1,6 +1,7 @@
 """The guided start: which step an agent is at, and that each step can be done from the page alone."""
 
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -462,6 +463,12 @@ def test_judging_and_exporting_have_buttons_that_hand_them_to_the_workers(operat
     operator.post(f"{address}follow-up/", {"job": "export", "as": "gguf:q8_0"})
     run = TrainingRun.objects.get()
     assert (run.follow_up, run.export_as) == ("export", "gguf:q8_0")
+    assert work_of(run).words == "its policy is exported next"
+    files = operator.get(address).text.partition('id="files"')[2].partition("</section>")[0]
+    assert "Its policy is exported next" in files
+    assert "<progress" in files
+    assert re.findall(r"<(?:select|button)[^>]* disabled", files) != []
+    assert re.findall(r"<(?:select|button)(?![^>]* disabled)[^>]*>", files) == []
     assert (
         "expected one of judge, export"
         in operator.post(f"{address}follow-up/", {"job": "x"}, follow=True).text

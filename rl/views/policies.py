@@ -27,6 +27,7 @@ from rl.models import (
     Evaluation,
     Policy,
     PolicyEvent,
+    TrainingRun,
 )
 from rl.models.runs import RunRefused
 from rl.registry import service as registry
@@ -178,6 +179,8 @@ def policy(request: HttpRequest, name: str) -> HttpResponse:
             "promotion": promotion_of(policy_row, may_move=may),
             "may_work": may and policy_row.run is not None,
             "working": policy_row.run is not None and policy_row.run.is_followed,
+            "exporting": policy_row.run is not None
+            and policy_row.run.follow_up == TrainingRun.FollowUp.EXPORT,
             "judging_rounds": [(one, round_standing(one)) for one in rounds_of(policy_row)[:5]],
             "may_judge": may and policy_row.kind != Policy.Kind.RECORDED,
             "verdict": policy_verdict(policy_row),

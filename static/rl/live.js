@@ -1,5 +1,6 @@
 // A region marked data-live is asked for again while something moves in it; without scripts the page reloads itself.
 // It is asked for at its data-live-from, else at the page's own address.
+// A part elsewhere on the page, with an id and marked data-live-also, is replaced with it once its words change.
 // What somebody opened or shut (details with an id) stays so. Charts hear of it by the events live:leaving and live:updated.
 "use strict";
 (() => {
@@ -18,6 +19,10 @@
           const page = new DOMParser().parseFromString(await answer.text(), "text/html");
           const fresh = page.querySelector("[data-live]");
           if (page.querySelector(".masthead")) document.querySelector(".at-work-strip")?.replaceWith(page.querySelector(".at-work-strip") || "");
+          for (const part of document.querySelectorAll("[data-live-also]")) {
+            const now = page.getElementById(part.id);
+            if (now && !busy(part) && now.textContent !== part.textContent) part.replaceWith(document.adoptNode(now));
+          }
           if (fresh && !busy(region)) {
             document.dispatchEvent(new Event("live:leaving"));
             for (const details of fresh.querySelectorAll("details[id]")) {
