@@ -217,7 +217,7 @@ def test_the_scheduler_sets_the_threshold_from_judgements_and_takes_it_back(
     (line,) = routes.routes_reset()
     row.refresh_from_db()
     assert row.route_threshold == pytest.approx(0.4, abs=0.01)
-    assert "60 % of the prompts" in line
+    assert "will answer about 60\N{NO-BREAK SPACE}% of the prompts" in line
     assert row.route_report["usd_per_1000"] == pytest.approx(2.0)
     assert routes.routes_reset() == []
     page = admin_client.get("/savings/")

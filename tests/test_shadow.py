@@ -27,6 +27,7 @@ from rl.serving.gateway import recorder
 from rl.serving.shadow import shadow_figures, shadow_turn
 from tests.support.hosted import hosted, model_server  # noqa: F401
 from tests.support.registry_rows import policy_of
+from tests.support.said import words
 from tests.support.stub_openai import ModelServer
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -101,6 +102,15 @@ def test_a_shadow_answers_beside_the_users_answer_and_takes_no_traffic(
         assert beside.metadata["serving"]["cost_usd"] == pytest.approx(0.012)
     assert shadow_turn(running).answered == 0
     assert len(stub.bodies) == 3
+
+
+def test_home_names_the_share_of_decisions_that_a_shadow_answers(
+    running: Experiment, admin_client: Client
+) -> None:
+    answered(1)
+    text = words(admin_client.get("/").text)
+    assert "a shadow beside 100&nbsp;% of the decisions" in text
+    assert "of the units" not in text
 
 
 def test_a_shadow_is_in_no_count_queue_or_result_and_a_rating_of_it_counts_nowhere(

@@ -119,13 +119,16 @@ def route_reset(row: ServingSettings) -> list[str]:
 
 
 def route_words(policy: str, point: RoutePoint | None, loss: float) -> str:
-    """What a threshold comes to, in a sentence."""
+    """What a threshold is expected to come to, in a sentence. A figure is not broken from its unit."""
     if point is None:
-        return f"{policy} answers nothing yet: too few judgements show that at most {100 * loss:g} % become worse"
-    return (
-        f"{policy} answers {100 * point.local:.0f} % of the prompts, where it is surest; of all prompts "
-        f"{100 * point.loss:.1f} % become worse, with 95 % certainty at most {100 * loss:g} %"
-    )
+        words = f"{policy} answers nothing yet: too few judgements show that at most {100 * loss:g} % become worse"
+    else:
+        words = (
+            f"By the judged answers, {policy} will answer about {100 * point.local:.0f} % of the prompts, where it is "
+            f"surest; of all prompts {100 * point.loss:.1f} % will become worse, with 95 % certainty at most "
+            f"{100 * loss:g} %"
+        )
+    return words.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 @dataclasses.dataclass(frozen=True)
