@@ -204,6 +204,7 @@ class Versions:
     last: str
     newest: str
     """Value of the newest version."""
+    newest_name: str
     width: int = VERSIONS_WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -259,6 +260,7 @@ def versions_of(title: str, points: Sequence[VersionPoint], *, percent: bool = T
         first=first,
         last=last,
         newest=value_text(points[-1][2]),
+        newest_name=points[-1][0],
         summary=f"{title} over {len(marks)} versions: " + "; ".join(version.words for version in marks[-5:]),
     )
 
