@@ -25,8 +25,10 @@ PATIENCE_S = 120.0
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """One process, so that no other answers for it."""
-    found = Server(f"sqlite:///{tmp_path / 'd.sqlite3'}", tmp_path, workers=1, threads=THREADS)
+    """One process, so that no other answers for it. It closes idle connections later than a slow machine needs."""
+    found = Server(
+        f"sqlite:///{tmp_path / 'd.sqlite3'}", tmp_path, workers=1, threads=THREADS, keep_alive_s=600
+    )
     found.migrate()
     with found:
         yield found

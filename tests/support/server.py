@@ -62,9 +62,16 @@ class Server:
     """gunicorn with its workers on a port of its own; `DATABASE_URL` and `RATCHET_HOME` as given."""
 
     def __init__(
-        self, database_url: str, home: Path, *, workers: int = 2, threads: int = 4, root: Path = ROOT
+        self,
+        database_url: str,
+        home: Path,
+        *,
+        workers: int = 2,
+        threads: int = 4,
+        keep_alive_s: int = 130,
+        root: Path = ROOT,
     ) -> None:
-        self.home, self.root = home, root
+        self.home, self.root, self.keep_alive_s = home, root, keep_alive_s
         self.database_url = database_url
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
@@ -134,7 +141,7 @@ class Server:
                 str(self.workers),
                 "--threads",
                 str(self.threads),
-                *"--keep-alive 130 --log-level warning".split(),
+                *f"--keep-alive {self.keep_alive_s} --log-level warning".split(),
             ],
             env=self.environment,
             stdout=self._log,
