@@ -26,7 +26,7 @@ from rl.jobs.estimates import order_automatic, order_place
 from rl.jobs.lifecycle import run_log_tail
 from rl.jobs.stages import stages_of
 from rl.models import Policy, TrainingRun
-from rl.models.runs import RunRefused
+from rl.models.runs import RunRefused, method_title
 from rl.recipes import DATASET_CONFIG
 from rl.registry.checklist import policy_verdict
 from rl.reward_models.service import ranking_text, reward_model_of
@@ -268,7 +268,7 @@ def _facts(run: TrainingRun) -> dict[str, object]:
     snapshot = run.snapshot
     facts: dict[str, object] = {
         "agent": run.agent,
-        "method": run.method,
+        "method": method_title(run.method),
         "base model": run.base_model,
         "preset": run.config,
     }
