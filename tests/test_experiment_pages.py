@@ -83,7 +83,7 @@ def test_the_page_says_how_it_stands(operator: Client) -> None:
     experiment = running_of(slices=["source"])
     expose(range(400), lambda n, new: {"thumb": n % 10 < (9 if new else 4), "latency_ms": 100.0 + n % 9})
     said = words(operator.get(f"/experiments/{experiment.pk}/").text)
-    assert "Challenger is better than control (anytime-valid test)" in said
+    assert "Challenger (filer-v2) is better than control (filer-v1), by an anytime-valid test" in said
     assert "96\u202f% intervals, valid at every look" in said
     assert "Promote challenger" in said
     assert "&gt; 99.9\u202f%" in said  # never certain
@@ -96,7 +96,7 @@ def test_an_experiment_that_collects_names_the_arm_that_is_short_and_nothing_els
     experiment = running_of(min_units=50)
     expose(range(120), lambda n, new: {"thumb": n % 10 < (9 if new else 4)} if new or n < 80 else {})
     said = words(operator.get(f"/experiments/{experiment.pk}/").text)
-    counts = re.search(r"Control has (\d+) of the 50 units with a value that each arm needs\.", said)
+    counts = re.search(r"Control \(filer-v1\) has (\d+) of the 50 units with a value that each arm needs\.", said)
     assert counts
     assert 0 < int(counts[1]) < 50
     assert "To settle" not in said

@@ -328,7 +328,7 @@ def _with_verdict(
     words = words_of(
         verdict,
         guards,
-        {"arm": found.name, "control": control.name},
+        {name: f"{arm.name} ({arm.policy_name})" for name, arm in (("arm", found.arm), ("control", control))},
         {"arm": new[main].n, "control": old[main].n},
         rule.min_units,
     )

@@ -245,16 +245,18 @@ def words_of(
         guard = broken[0]
         return f"{arm} breaks the guardrail on {guard.metric}: worse than {control} by more than {guard.margin:g}"
     if verdict == HARM:
-        return f"{arm} is worse than {control} (anytime-valid test)"
+        return f"{arm} is worse than {control}, by an anytime-valid test"
     if verdict == MISMATCH:
         return (
             "sample ratio mismatch: the arms' numbers of units do not fit their weights, so no winner is "
             "named; look for lost decisions"
         )
     if verdict == BETTER:
-        return f"{arm} is better than {control} (anytime-valid test)"
+        return f"{arm} is better than {control}, by an anytime-valid test"
     if verdict == NOT_INFERIOR:
-        return f"{arm} is not worse than {control} by more than the experiment allows (anytime-valid test)"
+        return (
+            f"{arm} is not worse than {control} by more than the experiment allows, by an anytime-valid test"
+        )
     if verdict == COLLECTING:
         short = [f"{names[one]} has {count:,}" for one, count in units.items() if count < min_units]
         if not short:
