@@ -181,7 +181,8 @@ def _answer_pair(stored: StoredAnswer, leaning: float | None, *, known: bool) ->
         words = "only one of the answers is valid"
     elif stored.get("judged") and abs(own - other) > CLOSE:
         outcome = WIN if own > other else LOSS
-        words = f"rated answers: {own:.2g} against {other:.2g}"
+        place = "higher" if own > other else "lower"
+        words = f"its answer is rated {place}: a mean reward of {own:.2g} against {other:.2g}"
     elif leaning:
         outcome = WIN if leaning > 0 else LOSS
         words = (
