@@ -144,10 +144,33 @@ def _link(address: str, words: str) -> SafeString:
 # --- Settings of agents -----------------------------------------------------------------------------------------
 
 
+LABELS = {
+    "budget_usd": "Budget (USD a month)",
+    "shadow_budget_usd": "Budget of the shadow (USD)",
+    "route_loss": "Answers that may become worse",
+    "max_kl": "Largest KL",
+    "max_general_kl": "Largest KL on general prompts",
+}
+"""Labels of fields in forms whose names do not read as words."""
+
+
+class LabelledAdmin(ModelAdmin):
+    """Settings with LABELS."""
+
+    def formfield_for_dbfield(
+        self, db_field: Field[object, object], request: HttpRequest, **kwargs: object
+    ) -> Any:
+        """The field of a form with its label. A migration would hold a verbose_name."""
+        field = super().formfield_for_dbfield(db_field, request, **kwargs)
+        if field is not None:
+            field.label = LABELS.get(db_field.name, field.label)
+        return field
+
+
 def _settings_register(model: type[Model], columns: str, search: str = "agent") -> None:
     """Register settings that need nothing of their own."""
     facts = {"list_display": columns.split(), "search_fields": search.split()}
-    admin.site.register(model, type(f"{model.__name__}Admin", (ModelAdmin,), facts))
+    admin.site.register(model, type(f"{model.__name__}Admin", (LabelledAdmin,), facts))
 
 
 _settings_register(LearnerSettings, "agent enabled min_samples_to_retrain retrain_interval_hours method gate")
@@ -180,7 +203,7 @@ class AgentBaseAdmin(ModelAdmin):
 
 
 @admin.register(GateSettings)
-class GateSettingsAdmin(ModelAdmin):
+class GateSettingsAdmin(LabelledAdmin):
     """The bounds of an agent's gate."""
 
     list_display = ["agent", "min_evidence", "alpha", "margin", "not_inferior", "max_slice_loss", "max_kl"]
@@ -302,7 +325,7 @@ class ArmInline(TabularInline):
 
 
 @admin.register(Experiment)
-class ExperimentAdmin(ModelAdmin):
+class ExperimentAdmin(LabelledAdmin):
     """A draft can be changed; once it runs only what happens when it wins can."""
 
     list_display = ["name", "agent", "status", "ramp", "metric", "page", "started_at", "ended_at"]

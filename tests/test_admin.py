@@ -161,6 +161,12 @@ def test_settings(operator: Client, monkeypatch: pytest.MonkeyPatch, at_once: in
     assert ("renew_queue --agent widgets" in operator.get(answer["Location"]).text) == (wanted == {1})
 
 
+def test_labels_of_settings_read_as_words(operator: Client) -> None:
+    serving = operator.get(reverse("admin:rl_servingsettings_add")).text
+    assert "Budget (USD a month)" in serving
+    assert "Largest KL on general prompts" in operator.get(reverse("admin:rl_gatesettings_add")).text
+
+
 def test_the_filter_by_agent_is_applied(operator: Client) -> None:
     make(1, agent="widgets")
     make(1, agent="helpdesk")
