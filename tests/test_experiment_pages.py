@@ -96,7 +96,9 @@ def test_an_experiment_that_collects_names_the_arm_that_is_short_and_nothing_els
     experiment = running_of(min_units=50)
     expose(range(120), lambda n, new: {"thumb": n % 10 < (9 if new else 4)} if new or n < 80 else {})
     said = words(operator.get(f"/experiments/{experiment.pk}/").text)
-    counts = re.search(r"Control \(filer-v1\) has (\d+) of the 50 units with a value that each arm needs\.", said)
+    counts = re.search(
+        r"Control \(filer-v1\) has (\d+) of the 50 units with a value that each arm needs\.", said
+    )
     assert counts
     assert 0 < int(counts[1]) < 50
     assert "To settle" not in said
