@@ -313,5 +313,5 @@ def test_the_rates_of_four_steps_add_up(scheduler: str, warmup: float, by_hand: 
 
 def test_a_rate_that_no_number_of_steps_makes_up_for_is_answered_at_once() -> None:
     """It was counted up to without end, while a request to plan a training waited."""
-    found = teachability_warning(DPORecipe(learning_rate=1e-300, max_steps=10**12), 100)
+    found = teachability_warning(DPORecipe(learning_rate=1e-300, max_steps=10**12), 100, "pairs")
     assert "give a higher --learning-rate" in found
